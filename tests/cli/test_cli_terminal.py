@@ -113,7 +113,7 @@ def test_an_interrupted_command_without_a_report_says_so(monkeypatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("retrograd.catalog.proposal.propose", interrupted)
-    done = CliRunner().invoke(main, ["init", "x.py"])
+    done = CliRunner().invoke(main, ["init", "x:y"])
     assert (done.exit_code, "retrograd: interrupted" in done.output) == (130, True)
 
 

@@ -230,6 +230,12 @@ def test_help_imports_neither_torch_nor_rich(args: list[str]) -> None:
 def test_a_mistyped_command_is_told_its_neighbour_and_the_version_is_told() -> None:
     result = CliRunner().invoke(main, ["verfy"])
     assert (result.exit_code, "No such command 'verfy'; did you mean 'verify'?" in result.output) == (2, True)
+    result = CliRunner().invoke(main, ["graph", "zzz"])
+    assert (result.exit_code, "'zzz'; expected one of unique, diff, " in result.output) == (2, True)
+    result = CliRunner().invoke(main, ["verify", "rms_norm", "--in-process", "--only", "orcale"])
+    assert (result.exit_code, "did you mean 'oracle'?" in result.output) == (2, True)
+    result = CliRunner().invoke(main, ["report", __file__])
+    assert (result.exit_code, f"{__file__!r} is not a retrograd report" in result.output) == (2, True)
     result = CliRunner().invoke(main, ["--version"])
     assert (result.exit_code, result.output.split()[0]) == (0, "retrograd")
 

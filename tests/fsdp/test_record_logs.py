@@ -21,8 +21,9 @@ from retrograd.compat.versions import UntestedVersionWarning
 from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.fsdp import Collective, Log, assert_same_order, diff, record_collectives
-from retrograd.fsdp.check_command import judged
+from retrograd.fsdp.check_command import Checked, judged
 from retrograd.fsdp.log_diff import first_difference
+from retrograd.fsdp.outcome import of_check
 from retrograd.fsdp.rank_verification import RankVerifier
 from retrograd.fsdp.step_patterns import Journal
 from retrograd.fsdp.watchdog import Watchdog
@@ -199,6 +200,13 @@ def test_a_rank_that_left_no_log_is_named():
     assert "rank 1 left no log" in "\n".join(found.problems)
     assert judged(0, [log]).exit_code == 0
     assert judged(0, []).exit_code == 2
+
+
+def test_a_clause_that_a_problem_before_has_is_told_once():
+    problems = ("rank 1 reduces c where rank 0 reduces b; at a.py:3", "rank 0 raised E; at a.py:3; ended", "at a.py:3")
+    outcome = of_check(Checked(1, (), (), problems), ["train.py"])
+    assert outcome.problems == (problems[0], "rank 0 raised E; ended")
+    assert outcome.exit_code == 1
 
 
 def test_an_empty_assertion_is_refused():

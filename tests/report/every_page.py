@@ -11,6 +11,8 @@ import fake_report as fake
 
 from retrograd import graph, trace
 from retrograd.bench import results
+from retrograd.catalog import demo
+from retrograd.check.runner import verify
 from retrograd.codegen.access import Access
 from retrograd.codegen.schema import Codegen, Facts, Hazard, Kernel, Violation
 from retrograd.flake.schema import Flake, FlakeReport, Margin, Rate, Run, Tail
@@ -72,6 +74,7 @@ def _mutation() -> MutationReport:
 
 def _records() -> Iterator[tuple[str, Any]]:
     base, stray = (DUMPS / f"{name}.hlo.txt.gz" for name in ("base_step1", "stray_step2"))
+    yield "demo", verify(demo.spec, level="quick", name="retrograd.catalog.demo:spec")
     yield "verify", fake.report()
     yield "proved", fake.report("proved")
     yield "flake", _flake()

@@ -83,7 +83,7 @@ def resolve(target: str) -> OpSpec:
             raise UsageError(f"{target!r} names no spec, expected {target}:{specs[0] if specs else 'NAME'}; {listed}")
         place, name = target, specs[0]
     if not place or not name:
-        raise UsageError(f"unknown target {target!r}{near(target, SHIPPED)}; expected {_FORMS}{_colon(target)}")
+        raise UsageError(f"unknown target {target!r}{near(target, SHIPPED) or _colon(target)}; expected {_FORMS}")
     module = module or load_module(place, target)
     if not hasattr(module, name):
         # Ready specs first, since one of them is most likely meant.
@@ -121,13 +121,14 @@ def load_module(place: str, target: str, expected: str = _FORMS) -> ModuleType:
 def _colon(target: str) -> str:
     if is_path(target.rstrip(":")) or "." in target:
         return f" (add the name of the spec: {target.rstrip(':')}:NAME)"
-    return f"; shipped: {', '.join(SHIPPED)}"
+    names = [name for name in SHIPPED if not name.endswith(("_cpu", "_torch"))]
+    return f"; shipped: {', '.join(names)}, most of them also as NAME_cpu and NAME_torch"
 
 
 def _as_spec(value: Any, name: str, place: str) -> OpSpec:
     if isinstance(value, OpSpec):
         return value
-    wrap = f"wrap it: rg.op({name}, inputs=...)"
+    wrap = f"wrap it: rg.op({name}, inputs=...), which `retrograd init {place}:{name}` writes"
     if not callable(value):
         raise SpecError(f"{name!r} in {place!r} is {type(value).__name__}, expected an op spec; make one with rg.op")
     if isinstance(value, type) or not _takes_nothing(value):

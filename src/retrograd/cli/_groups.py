@@ -23,7 +23,8 @@ class CommandGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            close = near(args[0], self.list_commands(ctx))
+            names = self.list_commands(ctx)
+            close = near(args[0], names) or f"; expected one of {', '.join(names)}"
             raise click.UsageError(error.message.rstrip(".") + close, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

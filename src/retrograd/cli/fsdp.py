@@ -10,6 +10,7 @@ import click
 from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import FOLDER, PASSES_OPTIONS_ON, PATH, examples, program
 from retrograd.cli._output import answers
+from retrograd.core.wording import count
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def diff(files: tuple[Path, ...]) -> Outcome:
         named = [flight_recorder.with_modules(d, by_rank[d.rank]) if d.rank in by_rank else d for d in ranks]
         return outcome.of_dumps(flight_recorder.compare(named), files)
     if len(files) != 2:
-        raise UsageError(f"{len(files)} logs were given; expected two, or dumps of Flight Recorder")
+        raise UsageError(f"{count(len(files), 'log')} given; expected two, or dumps of Flight Recorder")
     first, second = logs
     names = None if first.rank != second.rank else (str(files[0]), str(files[1]))
     return outcome.of_logs(log_diff.diff(first, second, names), files)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from retrograd.cli._options import PATH
+from retrograd.core.loading import require_file
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
@@ -32,6 +33,7 @@ def init(target: str, output: Path | None) -> None:
 
     Exit code: 0 written, 2 wrong usage, 3 it ran with no shapes that were tried.
     """
+    require_file(target)
     from retrograd.catalog.proposal import propose, signature
 
     proposal, folder = propose(target)

@@ -16,7 +16,7 @@ from retrograd import config
 from retrograd.cli._options import EVERYTHING, FORMAT, choice, seconds
 from retrograd.cli._output import answers, live
 from retrograd.cli._revisions import git
-from retrograd.core.loading import require_torch
+from retrograd.core.loading import require_file, require_torch
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def mutate(
 
     Exit code: 0, 1 below --fail-under, 2 wrong usage.
     """
+    require_file(target)
     config.hide_gpus()  # before torch is imported
     require_torch("retrograd mutate")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as Ctrl-C does: mutants are ended

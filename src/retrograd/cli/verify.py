@@ -19,7 +19,7 @@ import click
 
 from retrograd.cli._options import PATH, choice, examples, seconds, words
 from retrograd.cli._output import INTERRUPTED, Progress, live, show
-from retrograd.core.loading import require_torch
+from retrograd.core.loading import require_file, require_torch
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import RetrogradError, UsageError
 
@@ -119,7 +119,7 @@ def verify(
     # All that can be wrong with the arguments is told before torch is imported and minutes are spent.
     check_paths(*outputs)
     bounds = process_limits(timeout, memory, options["budget"])
-    _check_place(device, in_process, memcheck, sanitize)
+    _check_place(target, device, in_process, memcheck, sanitize)
     options |= {"dtypes": tuple(dtype_name(d, "--dtype") for d in dtypes) or None, "name": target}
     if child is not None:
         _tell(child, target, device, options | {"baseline": baseline})
@@ -250,7 +250,8 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         messages.send("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
 
 
-def _check_place(device: str, in_process: bool, memcheck: bool, sanitize: str | None) -> None:
+def _check_place(target: str, device: str, in_process: bool, memcheck: bool, sanitize: str | None) -> None:
+    require_file(target)
     if in_process and (memcheck or sanitize):
         option = "--memcheck" if memcheck else "--sanitize"
         raise UsageError(f"`{option}` starts a process of its own; leave out `--in-process`")

@@ -93,10 +93,17 @@ def is_path(place: str) -> bool:
     return place.endswith(".py") or os.sep in place or "/" in place
 
 
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
+def require_file(target: str) -> None:
+    """UsageError if a target names a file that is not there; told by commands before they import torch."""
+    place = target if target.endswith(".py") else target.rpartition(":")[0]
+    path = Path(place)
+    if is_path(place) and not path.is_file():
         beside = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise UsageError(f"there is no file {str(path)!r}{near(str(path), beside)}")
+
+
+def _from_file(path: Path) -> ModuleType:
+    require_file(str(path))
     path = path.resolve()
     # A name of its own: two files called norm.py must not be taken for each other, nor for a package.
     spec = importlib.util.spec_from_file_location(f"_retrograd_target_{next(_serial)}_{path.stem}", path)

@@ -127,7 +127,9 @@ class Watchdog:
 
     def _other(self, verifier: RankVerifier, rank: int, before: dict[str, Any], failed: str | None) -> str:
         now = self._life(verifier, rank)
-        last = f"its last collective was {now['last']}" if now else "it has never said anything"
+        last = "it has never said anything"
+        if now:
+            last = f"its last collective was {now['last']}" if now["last"] != "nothing" else "its first is due"
         if failed is not None:
             return f"rank {rank} {failed}"
         if not now or now["beat"] == before.get("beat"):

@@ -97,6 +97,8 @@ def load(path: str | os.PathLike[str]) -> Any:
         with as_usage_error(f"cannot read {name!r}"):
             raw = Path(path).read_bytes()
         return read(raw.decode())
+    except UsageError as error:
+        raise UsageError(f"{name!r} is {error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"cannot read {name!r}: it is not UTF-8 text; expected a .json record") from None
 

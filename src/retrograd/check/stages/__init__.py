@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Sequence
 
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.core.loading import near
 from retrograd.errors import UsageError
 
 __all__ = ["CaseOutcome", "Stage", "StageContext", "choose", "load"]
@@ -27,5 +28,6 @@ def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
         if isinstance(names, str):
             raise UsageError(f"`{label}` is {names!r}, expected a sequence of stages such as ['oracle']")
         if unknown := [w for w in names if w not in ids]:
-            raise UsageError(f"`{label}` names {unknown}, expected stages among {', '.join(ids)}")
+            close = near(unknown[0], ids)
+            raise UsageError(f"`{label}` names {unknown}, expected stages among {', '.join(ids)}{close}")
     return [s for s in every if (not only or s.id in only) and s.id not in skip]

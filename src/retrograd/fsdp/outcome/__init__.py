@@ -20,6 +20,8 @@ def of_check(checked: Checked, command: Sequence[str]) -> Outcome:
     summary = f"same order over {len(checked.logs)} ranks"
     if checked.exit_code:
         summary = f"the program ended with exit code {checked.code}" if checked.code else ""
+        if checked.logs and not checked.problems and not any(log.total for log in checked.logs):
+            summary = f"no step of an optimizer was recorded\n{summary}".rstrip()
     if not checked.logs:
         hint = "no process recorded anything: is it started by torchrun, and does it import torch?"
         summary = f"{hint}\n{summary}".rstrip()
@@ -30,7 +32,8 @@ def of_check(checked: Checked, command: Sequence[str]) -> Outcome:
         for log in checked.logs
     )
     verdict = ("same", "differs", "failed")[checked.exit_code]
-    return Outcome(shlex.join(command), verdict, summary, partings, checked.problems, ranks, code=checked.code)
+    problems = _told_once(checked.problems)
+    return Outcome(shlex.join(command), verdict, summary, partings, problems, ranks, code=checked.code)
 
 
 def of_logs(compared: LogDiff, files: Sequence[Path]) -> Outcome:
@@ -55,6 +58,18 @@ def of_dumps(compared: DumpDiff, files: Sequence[Path]) -> Outcome:
     alike = count(compared.compared, "collective")
     summary = f"same order: ranks {' '.join(map(str, compared.ranks))}, {alike} that all have in their dumps"
     return Outcome(target, "same", summary, notes=compared.notes)
+
+
+def _told_once(problems: Sequence[str]) -> tuple[str, ...]:
+    """Problems without the clauses that one before has: a rank that fails says what it knows of the others again."""
+    told: dict[str, None] = {}
+    shorter: list[str] = []
+    for problem in problems:
+        clauses = problem.split("; ")
+        fresh = [clause for clause in clauses if clause not in told]
+        told |= dict.fromkeys(clauses)
+        shorter += ["; ".join(fresh)] * bool(fresh)
+    return tuple(shorter)
 
 
 def _parting(compared: LogDiff) -> Parting:

@@ -24,7 +24,7 @@ def document(outcome: Outcome, everything: bool = True) -> doc.Document:
         page.append(doc.Section("Notes", (doc.Paragraphs(notes, "points"),)))
     if outcome.ranks:
         rows = tuple((str(r.rank), str(r.steps), _patterns(r), r.hash) for r in outcome.ranks)
-        page.append(doc.Section("Ranks", (doc.Table(("rank", "steps", "collectives", "hash"), rows, (0, 1)),)))
+        page.append(doc.Section("Ranks", (doc.Table(("rank", "steps", "collectives", "hash"), rows, (1,)),)))
     return doc.Document(
         "retrograd fsdp", tuple(map(doc.TextLine, _lines(outcome))), tuple(page), (header, *cards), "findings"
     )
