@@ -46,6 +46,25 @@ def test_only_this_stage_finds_the_mutant(name, seed):
         assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["kinks"])
 
 
+def _normed_relu(x, w, scale, shift):
+    return F.relu(F.layer_norm(F.linear(x, w), (8,), scale, shift))
+
+
+def _opening(x, k):
+    """The largest of sums of a smallest: (x - k) + k ties with x in several windows, whatever the input."""
+    low = (F.pad(x, (1, 1), value=10.0).unfold(-1, 3, 1) - k).amin(-1)
+    return (F.pad(low, (1, 1), value=-10.0).unfold(-1, 3, 1) + k.flip(0)).amax(-1)
+
+
+# Of eight kinks in one sum a few sampled directions miss corners, and what rounding decides in ties that no input does.
+@pytest.mark.parametrize("seed", [1, 5])
+def test_gradients_that_many_kinks_decide_are_left_alone(seed):
+    inputs = dict(x=rg.tensor("M", 6), w=rg.tensor(8, 6), scale=rg.tensor(8), shift=rg.tensor(8))
+    assert rg.verify(rg.op(_normed_relu, _normed_relu, inputs), level="quick", seed=seed, only=["kinks"])
+    inputs = dict(x=rg.tensor("M", 9), k=rg.tensor(3, low=0.0, high=0.5))
+    assert rg.verify(rg.op(_opening, _opening, inputs), level="quick", seed=seed, only=["kinks"])
+
+
 # At these seeds every kink that halving alone leads to has slopes of opposite signs, between which their sum lies.
 @pytest.mark.parametrize("seed", [5, 8])
 def test_kinks_with_near_sides_are_tried_too(seed):

@@ -11,8 +11,9 @@ and selections inside the reference decide, and whether they decide otherwise ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -20,16 +21,14 @@ from retrograd.check import tolerance
 from retrograd.check.inputs import differentiable
 from retrograd.check.operators import JUMPING
 from retrograd.check.outputs import as_real, like
-from retrograd.check.reference import Reference, Results, gradient_of
+from retrograd.check.reference import Reference, Results
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 
 Decisions = list[tuple[str, torch.Tensor]]  # operators and what they decided
 
 _DIRECTIONS = 8  # antithetic pairs; a tie of k is missed by all with chance (1 - 1/k)^16
-_HALVINGS = 44  # from the size of a value down to float64's own digits
-_FIRST_LOOK = 12  # halvings after which it shows whether there is a jump at all
-_MOST = 8  # elements put at kinks at once: more of them in one sum would need more directions
+_MANY = 128  # randomly rounded runs before an alarm
 
 
 def around(value: torch.Tensor) -> torch.Tensor:
@@ -123,14 +122,16 @@ def _around_case(reference: Reference, times: float) -> Bounds:
     return bounds
 
 
-def _rounded_at_case(reference: Reference, times: float, bounds: Bounds | None = None) -> Bounds:
+def _rounded_at_case(
+    reference: Reference, times: float, bounds: Bounds | None = None, runs: int = 2 * _DIRECTIONS
+) -> Bounds:
     """Lowest and highest results where no point beside the case may be asked for: of randomly rounded runs at it.
 
     With `bounds` those are widened, and inputs are rounded too, so that what a tie gives is not among them.
     """
     inputs = bounds is not None
     bounds = bounds or ({}, {})
-    for k in range(2 * _DIRECTIONS):
+    for k in range(runs):
         _widen(bounds, reference.run(torch.float64, _rounding(reference, k, times, inputs=inputs)))
     return bounds
 
@@ -226,13 +227,13 @@ def _bounds(reference: Reference, *, apart: bool) -> tuple[Bounds, Bounds] | Non
     return near, far
 
 
-def _one_sign(reference: Reference, sign: float) -> Reference:
-    """The reference with grad_out where it has a sign, and 0 elsewhere."""
+def _parts(reference: Reference) -> list[Reference]:
+    """The reference with the positive elements of grad_out alone, and with the negative ones."""
 
-    def grad_outs() -> list[torch.Tensor]:
+    def grad_outs(sign: float) -> list[torch.Tensor]:
         return [like((sign * as_real(g)).clamp_min(0) * sign, g) for g in reference.grad_outs()]
 
-    return replace(reference, grad_outs=grad_outs)
+    return [replace(reference, grad_outs=partial(grad_outs, sign)) for sign in (1.0, -1.0)]
 
 
 def _sum_of_parts(reference: Reference) -> tuple[Bounds, Bounds] | None:
@@ -241,18 +242,20 @@ def _sum_of_parts(reference: Reference) -> tuple[Bounds, Bounds] | None:
     A gradient is linear in grad_out: those of its positive and of its negative elements have bounds of their own, in
     which one element that moves may win, or lose, everywhere at once.
     """
-    parts = [_bounds(_one_sign(reference, sign), apart=True) for sign in (1.0, -1.0)]
+    plus, minus = (_bounds(part, apart=True) for part in _parts(reference))
     whole = _bounds(reference, apart=True)
-    if whole is None or parts[0] is None or parts[1] is None:
-        return whole
-    for k, bounds in enumerate(whole):
-        for side, bound in enumerate(bounds):
-            plus, minus = parts[0][k][side], parts[1][k][side]
-            for label in bound.keys() & plus.keys() & minus.keys():
-                if label.startswith("grad "):
-                    total = plus[label] + minus[label]
-                    bound[label] = (torch.minimum, torch.maximum)[side](bound[label], total)
+    if whole is not None and plus is not None and minus is not None:
+        for bounds in zip(whole, plus, minus, strict=True):
+            _add_parts(*bounds)
     return whole
+
+
+def _add_parts(whole: Bounds, plus: Bounds, minus: Bounds) -> None:
+    """Widen bounds by the sums of those for the two parts of grad_out."""
+    for wider, bound, a, b in zip((torch.minimum, torch.maximum), whole, plus, minus, strict=True):
+        for label in bound.keys() & a.keys() & b.keys():
+            if label.startswith("grad "):
+                bound[label] = wider(bound[label], a[label] + b[label])
 
 
 def interval(reference: Reference, terms: dict[str, torch.Tensor], *, apart: bool = False) -> KinkInterval:
@@ -292,106 +295,23 @@ def interval(reference: Reference, terms: dict[str, torch.Tensor], *, apart: boo
     return KinkInterval(low, high, at, drift)
 
 
-@dataclass(frozen=True)
-class KinkSearch:
-    """Kinks met along one segment per element: where, at which elements, and how far apart the sides' derivatives are.
+def with_corners(reference: Reference, name: str, moved: torch.Tensor, interval: KinkInterval) -> KinkInterval:
+    """The interval where each of the few `moved` elements of an input may be on either side of its kink.
 
-    `apart` is their difference as a share of their sizes: 1 where they have opposite signs or one is 0.
+    A gradient that several kinks decide has corners that a few sampled directions miss: these are all 2^k around k
+    elements, and more randomly rounded runs for ties that no input decides, as of (x - k) + k with x. At most 640 runs,
+    for those who mean to object.
     """
-
-    place: torch.Tensor
-    mask: torch.Tensor
-    apart: torch.Tensor
-
-
-def search(reference: Reference, name: str, length: float, share: float = 1.0) -> KinkSearch | None:
-    """Halve a segment around each element of an input, always towards the larger change of its own gradient.
-
-    If that finds nothing, towards the larger change of what the reference decides about the element. All elements at
-    once: what is found for one while others move is checked again by `place`. `length` is relative to the size of the
-    values around; only a `share` of the elements moves, so that each crosses others that stand still. None if the
-    reference refuses the points.
-    """
-    result = _search(reference, name, length, share, _slopes)
-    return result if result is None or bool(result.mask.any()) else _search(reference, name, length, share, _decided)
-
-
-# What a search follows: called with the reference, an input's name and a shift of it, gives a number an element.
-Trail = Callable[[Reference, str, torch.Tensor], torch.Tensor]
-
-
-def _slopes(reference: Reference, name: str, shift: torch.Tensor) -> torch.Tensor:
-    grad = reference.run(torch.float64, Float64(), gradient_of(name), {name: shift})[f"grad {name}"]
-    return torch.zeros_like(shift) if grad is None else grad.detach()
-
-
-def _decided(reference: Reference, name: str, shift: torch.Tensor) -> torch.Tensor:
-    """Decisions about each element: those that come in the input's shape."""
-    total = torch.zeros_like(shift)
-    for k, (_, decided) in enumerate(decisions(reference, Float64(record=True), {name: shift})):
-        if decided.shape == shift.shape:
-            # Weighted by their order, so that two decisions that change places do not cancel.
-            total = total + decided.double().nan_to_num(0.0) / (k + 1)
-    return total
-
-
-def _search(reference: Reference, name: str, length: float, share: float, trail: Trail) -> KinkSearch | None:
-    value = reference.inputs()[name].double()
-    generator = torch.Generator().manual_seed(derive(reference.seed, "movers", name))
-    movers = torch.rand(value.shape, generator=generator).to(value.device) < share
-    size = around(value) * length * movers
-    low, high = value - size / 2, value + size / 2
-    rule = reference.spec.tensors.get(name)
-    if rule and rule.range:
-        low, high = low.clamp(*rule.range), high.clamp(*rule.range)
-
-    def slope(at: torch.Tensor) -> torch.Tensor:
-        return trail(reference, name, at - value)
-
-    try:
-        before, after = slope(low), slope(high)
-        if bool((before == after).all()):
-            return _no_kinks(value)
-        # A decision has fallen otherwise or has not; of a gradient, what counts is a change of a share of it.
-        least = tolerance.JUMP * torch.maximum(before.abs().max(), after.abs().max()) if trail is _slopes else 0.0
-        for count in range(_HALVINGS):
-            middle = (low + high) / 2
-            now = slope(middle)
-            left = (now - before).abs() > (after - now).abs()
-            low, high = torch.where(left, low, middle), torch.where(left, middle, high)
-            before, after = torch.where(left, before, now), torch.where(left, now, after)
-            # By now a smooth gradient changes by 2^-12 of what it did, a jump by as much as ever.
-            if count == _FIRST_LOOK and not bool(((after - before).abs() > least).any()):
-                return _no_kinks(middle)
-    except Exception:  # the reference refuses values beyond those that it was described with
-        return None
-    before, after = slope(low), slope(high)
-    change, sizes = (after - before).abs(), before.abs() + after.abs()
-    return KinkSearch((low + high) / 2, change > least, change / sizes.clamp_min(torch.finfo(sizes.dtype).tiny))
-
-
-def _no_kinks(value: torch.Tensor) -> KinkSearch:
-    return KinkSearch(value, torch.zeros_like(value, dtype=torch.bool), torch.ones_like(value))
-
-
-def place(reference: Reference, name: str) -> torch.Tensor:
-    """The input with up to eight elements moved to kinks that were met, rounded to its dtype; unchanged if none."""
-    value = reference.inputs()[name]
-    share = 1.0 if value.numel() < 2 * _MOST else 0.25
-    kinks = search(reference, name, 2.0, share)
-    if kinks is None or not bool(kinks.mask.any()):
-        return value
-    places = kinks.mask.flatten().nonzero().flatten()
-    generator = torch.Generator().manual_seed(derive(reference.seed, "kink", name))
-    shuffled = places[torch.randperm(len(places), generator=generator).to(places.device)]
-    # Between far derivatives almost any value is right, and far ones are what halving finds: so half of the places are
-    # those with the nearest.
-    near = shuffled[kinks.apart.flatten()[shuffled].argsort(stable=True)]
-    order = dict.fromkeys([*shuffled[: _MOST // 2].tolist(), *near.tolist()])
-    chosen = torch.tensor(list(order)[:_MOST], device=places.device)
-    at = kinks.place.flatten()[chosen]
-    # Halving ends beside zero, where float64 has numbers without end; zero itself is what a test should meet.
-    at = torch.where(at.abs() < tolerance.UNIT[reference.case.dtype] * around(value).flatten()[chosen], 0.0, at)
-    out = value.clone().flatten()
-    out[chosen] = at.to(value.dtype)
-    return out.view_as(value)
+    bounds: Bounds = (dict(interval.low), dict(interval.high))
+    step = 2 * reach(reference, name, reference.inputs()[name])
+    places = moved.nonzero(as_tuple=True)
+    generator = torch.Generator().manual_seed(derive(reference.seed, "corners", name))
+    for signs in itertools.product((1.0, -1.0), repeat=len(places[0])):
+        # Of sizes of their own: two that move alike would still be equal, where it is each other that they tie with.
+        sizes = 1 - torch.rand(len(signs), generator=generator, dtype=step.dtype) / 2
+        shift = torch.zeros_like(step)
+        shift[places] = step[places] * (torch.tensor(signs, dtype=step.dtype) * sizes).to(step.device)
+        _widen(bounds, reference.run(torch.float64, Float64(), shift={name: shift}))
+    parts = [_rounded_at_case(part, 1.0, ({}, {}), _MANY) for part in _parts(reference)]
+    _add_parts(_rounded_at_case(reference, 1.0, bounds, _MANY), *parts)
+    return replace(interval, low=bounds[0], high=bounds[1])

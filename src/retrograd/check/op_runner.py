@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retrograd.check import cpu_kernels, extreme_values, kinks
+from retrograd.check import cpu_kernels, extreme_values, kink_search
 from retrograd.check import inputs as make
 from retrograd.check.constraints import constrained, project
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
@@ -148,7 +148,7 @@ class OpRunner:
             if values == extreme_values.KINK and self.spec.reference is not None:
                 key = (without_strides(case), name)
                 if key not in self._at_kinks:
-                    self._at_kinks[key] = kinks.place(self.reference(key[0].but(values=())), name)
+                    self._at_kinks[key] = kink_search.place(self.reference(key[0].but(values=())), name)
                 inputs[name] = lay_out(self._at_kinks[key].clone(), case.layout(name))
         return inputs
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from retrograd.check import extreme_values, kinks, tolerance
+from retrograd.check import extreme_values, kink_search, kinks, tolerance
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Truth
 from retrograd.check.rounding import Float64
@@ -61,8 +61,8 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
         ratio = _ratio(key, got, want, tol, interval)
         if bool((ratio > 1).any()):
             sure = (context.oracle.truth(c, tolerance.CONFIRM_RUNS) for c in (case, plain))
-            wider = context.oracle.interval(case, apart=True)
-            ratio = _ratio(key, got, want, _allowed(case, key, *sure, wider), wider)
+            interval = _widest(context, case, name, moved)
+            ratio = _ratio(key, got, want, _allowed(case, key, *sure, interval), interval)
         if bool((ratio > 1).any()):
             worst = TensorComparison(ratio, got, want, float(ratio.max()))
             if not context.judge.another_algorithm(case, key, worst.worst):
@@ -75,6 +75,15 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
         out.notes.append(
             _odds(context.runner, case, plain, name, mask) if bends else _decisions(context.runner, case, name, mask)
         )
+
+
+def _widest(context: StageContext, case: Case, name: str, moved: torch.Tensor) -> kinks.KinkInterval:
+    """The interval in which kinks that meet may each be on another side."""
+    interval, reference = context.oracle.interval(case, apart=True), context.runner.reference(case)
+    try:
+        return kinks.with_corners(reference, name, moved, interval)
+    except Exception:  # the reference refuses points beside the case
+        return interval
 
 
 def _allowed(case: Case, key: str, truth: Truth, before: Truth, interval: kinks.KinkInterval) -> torch.Tensor:
@@ -128,7 +137,7 @@ def _finding(case: Case, key: str, worst: TensorComparison, interval: kinks.Kink
 def _odds(runner: OpRunner, case: Case, plain: Case, name: str, mask: torch.Tensor) -> str:
     """How often a test at a fixed tolerance, its inputs drawn as here, meets a kink where op and float64 disagree."""
     places = _places(runner, case, name, mask)
-    met = kinks.search(runner.reference(plain), name, _SHORT)
+    met = kink_search.search(runner.reference(plain), name, _SHORT)
     if met is None:
         return places
     density = float(met.mask.double().mean()) / _SHORT
