@@ -44,6 +44,14 @@ def executed_kernels(request: pytest.FixtureRequest, device: str) -> Iterator[No
         yield
 
 
+@pytest.fixture(autouse=True)
+def memory_of_the_gpu(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
+    """What a process keeps of the GPU's memory goes back after each test: twelve workers share it."""
+    yield
+    if device == "cuda" and request.node.get_closest_marker("gpu") is not None:
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture(params=[torch.float64, torch.bfloat16, torch.device("meta")], ids=["double", "half", "meta"])
 def other_defaults(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[None]]:
     """A context in which a tensor that is made without naming its dtype or device is not what it usually is."""
