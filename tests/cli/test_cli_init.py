@@ -83,6 +83,14 @@ def test_functions_nodes_modules_and_launchers_are_read(write) -> None:
     assert _dims(write(NODE + FUNCTION + "def reference(x):\n    return x\n"))[1] == ""
 
 
+def test_a_kernel_is_no_op_and_one_that_does_not_compile_says_why(write) -> None:
+    pytest.importorskip("triton", reason="needs triton, which is for Linux")
+    with pytest.raises(UsageError, match="'add_kernel' is a Triton kernel, expected the function that launches it"):
+        propose(f"{write(TRITON)}:add_kernel")
+    with pytest.raises(UndecidedError, match=r"CompilationError: at \d+:\d+: .*has no attribute 'laod'"):
+        propose(write(TRITON.replace("tl.load(x_ptr", "tl.laod(x_ptr")))
+
+
 def test_a_launcher_of_triton_kernels(write) -> None:
     pytest.importorskip("triton", reason="needs triton, which is for Linux")
     name = write(TRITON + "def add_ref(x, y):\n    return x + y\n")

@@ -193,6 +193,8 @@ def _read(name: str, value: Any) -> _Op:
     """What a function, an autograd function or a module takes."""
     import torch
 
+    if _is_kernel(value):
+        raise UsageError(f"{name!r} is a Triton kernel, expected the function that launches it")
     if _is_node(value):
         parameters = list(inspect.signature(value.forward).parameters.values())
         taken = parameters[1:] if parameters and parameters[0].name == "ctx" else parameters
@@ -296,7 +298,10 @@ def _tried_here(op: _Op, reference: Any, inputs: dict[str, Dims], dtype: str, si
                 return "it returns no tensor"
             want = shapes if reference is None else _shapes(_called(op, reference, tensors))
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")
+        lines = [type(error).__name__, *filter(None, map(str.strip, str(error).splitlines()))]
+        # Triton's compiler says "at 3:24:", shows the code, and gives the reason last.
+        reason = f" {lines[-1]}" if len(lines) > 2 and lines[1].endswith(":") else ""
+        return ": ".join(lines[:2]) + reason
     return "" if want == shapes else f"results {shapes}, of the reference {want}"
 
 
