@@ -1,4 +1,4 @@
-"""StableHLO text -> Graph, in a child process that has jaxlib (extra `jax`).
+"""StableHLO text -> Graph: by `stablehlo_text`; what that does not read, in a child that has jaxlib (extra `jax`).
 
 Its parser is C++ without guard: of 4,000 damaged modules two ended the process (SIGSEGV, SIGABRT; jaxlib 0.10.2). A
 child costs 0.4 s a module and can neither end nor stop ours.
@@ -20,6 +20,7 @@ from retrograd.core import gc_pause, subprocesses
 from retrograd.errors import GraphError, MissingExtraError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph, Instruction
+from retrograd.graph.readers import stablehlo_text
 
 _BRACKETS = re.compile(r"[(\[{]|[)\]}]|<(?!=)|(?<!-)>")
 _STEPS = dict.fromkeys("([{<", 1) | dict.fromkeys(")]}>", -1)
@@ -30,9 +31,13 @@ _TIMEOUT_S = 120  # 45,000 operations take 4 s
 
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
-    """One module of StableHLO text. Raises MissingExtraError without jaxlib, GraphError for a damaged text."""
+    """One module of StableHLO text. Raises MissingExtraError where it takes jaxlib, GraphError for a damaged text."""
+    with gc_pause.paused():
+        graph = stablehlo_text.parse(text, source, first)
+    if graph is not None:
+        return graph
     if find_spec("jaxlib") is None:
-        raise MissingExtraError("jaxlib", "jax", "reading StableHLO")
+        raise MissingExtraError("jaxlib", "jax", "reading this StableHLO")
     _check(text, source, first)
     with tempfile.TemporaryDirectory(prefix="retrograd-") as folder:
         Path(folder, "module.mlir").write_text(text, encoding="utf-8", errors="replace", newline="")
