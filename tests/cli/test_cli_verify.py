@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import subprocess
 import sys
@@ -235,7 +236,9 @@ def test_a_mistyped_command_is_told_its_neighbour_and_the_version_is_told() -> N
     result = CliRunner().invoke(main, ["verify", "rms_norm", "--in-process", "--only", "orcale"])
     assert (result.exit_code, "did you mean 'oracle'?" in result.output) == (2, True)
     result = CliRunner().invoke(main, ["report", __file__])
-    assert (result.exit_code, f"{__file__!r} is not a retrograd report" in result.output) == (2, True)
+    assert (result.exit_code, f"retrograd: {__file__!r}: not a retrograd report" in result.output) == (2, True)
+    result = CliRunner().invoke(main, ["verify", "rms_norm_torch", "--in-process", "--only", "races", "-q", "--json"])
+    assert json.loads(result.stdout)["schema"] == "retrograd.report/1"
     result = CliRunner().invoke(main, ["--version"])
     assert (result.exit_code, result.output.split()[0]) == (0, "retrograd")
 

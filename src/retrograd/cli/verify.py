@@ -51,6 +51,11 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     ctx.exit()
 
 
+def _as_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.default_map = {"form": "json"}
+
+
 @click.command(epilog=_EXAMPLES)
 @click.argument("target")
 @choice("--level", of=["quick", "full"], default="full", help="How much.")
@@ -64,6 +69,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json, .txt or .xml (JUnit)."
 )
 @choice("--format", "form", of=["text", "json", "github"])
+@click.option("--json", is_flag=True, is_eager=True, expose_value=False, callback=_as_json, help="As --format json.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option(
     "--budget", callback=seconds, metavar="30s", help="Begin no case after this time; ordinary cases come first."

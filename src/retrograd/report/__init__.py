@@ -93,14 +93,14 @@ def read(text: str) -> Any:
 def load(path: str | os.PathLike[str]) -> Any:
     """The record in a .json file; UsageError if the file cannot be read or holds none."""
     name = os.fspath(path)
+    with as_usage_error(f"cannot read {name!r}"):
+        raw = Path(path).read_bytes()
     try:
-        with as_usage_error(f"cannot read {name!r}"):
-            raw = Path(path).read_bytes()
         return read(raw.decode())
-    except UsageError as error:
-        raise UsageError(f"{name!r} is {error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"cannot read {name!r}: it is not UTF-8 text; expected a .json record") from None
+    except UsageError as error:
+        raise UsageError(f"{name!r}: {error}") from None
 
 
 def check_paths(*paths: str | os.PathLike[str], of: Any = None) -> None:
