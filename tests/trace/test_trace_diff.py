@@ -143,6 +143,23 @@ def test_casts_of_one_run_alone_are_one_cause_with_both_dtypes() -> None:
     assert _kinds(diff(a, copied, "bitwise")) == ["inserted"]
 
 
+def test_operators_that_compiled_code_hides_are_not_said_to_be_missing() -> None:
+    a, b = diffed.chain(*NAMES), diffed.chain("aten.sum.default")
+    assert "alone" in diff(a, b).causes[0].what
+    assert "torch.compile" not in diff(a, b).causes[0].what
+    b.meta["compiled"] = "not seen: a compiled forward ran"
+    found = diff(a, b)
+    assert [cause.what for cause in found.causes] == [
+        "operators do not correspond where torch.compile compiled in B alone"
+    ]
+    assert "compiled='eager'" in found.causes[0].advice
+    a.meta["compiled"] = b.meta["compiled"]  # the same regions may be hidden on both sides
+    assert "torch.compile" not in diff(a, b).causes[0].what
+    eager = diffed.chain(*NAMES)
+    eager.meta["compiled"] = "functions compiled by torch.compile ran eagerly"
+    assert diff(diffed.chain(*NAMES), eager)
+
+
 def test_settings_in_which_the_runs_differ_are_the_reason() -> None:
     a, b = _one("aten.gelu.default", 4), _one("aten.gelu.default", 5)
     a.conditions = {"flags": {"mkldnn.enabled": "True"}, "variables": {}, "sources": {"train": "12"}}

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.compat.torch_dynamo import has_compiled_modules
 from retrograd.errors import UsageError
+from retrograd.trace.schema import NOT_SEEN
 
 FORWARD_CODE_RAN = "code that torch.compile generated ran"
 BACKWARD_RAN = "a compiled backward ran"
@@ -48,7 +49,7 @@ class CompiledRegions:
         """The entry for `Trace.meta`."""
         if self.choice == "eager":
             return {"compiled": "functions compiled by torch.compile ran eagerly"}
-        return {"compiled": f"not seen: {self._why}"} if self._why else {}
+        return {"compiled": f"{NOT_SEEN}: {self._why}"} if self._why else {}
 
     def notice(self, why: str) -> None:
         """Warn or refuse, the first time, since a compiled region ran."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 SCHEMA = 3  # 1 had no exponents, 2 another digest
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
+NOT_SEEN = "not seen"  # how `Trace.meta["compiled"]` begins where compiled code ran, whose operators are not all there
 PHASES = (FORWARD, BACKWARD, OTHER)
 
 

@@ -11,22 +11,22 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from retrograd.env import run_conditions
 from retrograd.errors import UsageError
-from retrograd.trace.diffing.divergence_reasons import CAST, RunConditions, reason
+from retrograd.trace.diffing.divergence_reasons import CAST, COMPILED, RunConditions, reason
 from retrograd.trace.diffing.identity import base_name, unwrapped_module
 from retrograd.trace.diffing.matching import STEP, match
-from retrograd.trace.diffing.schema import DivergenceCause, Kind, OpSummary, PairRow, RunSide, Tensor, TraceDiff
+from retrograd.trace.diffing.schema import DivergenceCause, Kind, PairRow, TraceDiff
 from retrograd.trace.diffing.shards import assemble
+from retrograd.trace.diffing.summaries import op_summary, side, summaries
 from retrograd.trace.diffing.verdicts import PairJudge, PairVerdict, is_packaging
-from retrograd.trace.schema import BACKWARD, OTHER, Op, Stats, Trace
+from retrograd.trace.schema import BACKWARD, NOT_SEEN, OTHER, Op, Trace
 
 MODES = ("bitwise", "attainable")
 _BEFORE, _AFTER = 6, 10  # rows of the neighbourhood
 _MAX_OTHERS = 12
-_MOST_TENSORS = 8  # of one operator: an optimizer's may have thousands
 _INCIDENTAL = frozenset({"start", "seed", "lost"})  # keys of `Trace.meta` that no two runs need share
 
 
@@ -91,7 +91,8 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
     verdicts = [judge.judge(pair) for pair in match(a.ops, b.ops)]
     seeds = a.meta.get("seed", ""), b.meta.get("seed", "")
     conditions = RunConditions(_devices(a) == _devices(b), seeds, tuple(_settings(a, b)))
-    collector = _CauseCollector(conditions, judge.bitwise)
+    unseen = [letter for letter, trace in (("A", a), ("B", b)) if trace.meta.get("compiled", "").startswith(NOT_SEEN)]
+    collector = _CauseCollector(conditions, judge.bitwise, unseen[0] if len(unseen) == 1 else "")
     for k, verdict in enumerate(verdicts):
         collector.add(k, verdict)
     causes = [cause for _, cause in sorted(collector.causes.values(), key=lambda c: c[0])]
@@ -99,8 +100,8 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
     near = () if first is None else verdicts[max(0, first - _BEFORE) : first + _AFTER + 1]
     counts = Counter(verdict.status for verdict in verdicts)
     return TraceDiff(
-        _side(a, titles[0]),
-        _side(b, titles[1]),
+        side(a, titles[0]),
+        side(b, titles[1]),
         mode,
         tuple(causes),
         (*_notes(a, b, mode, collector), *conditions.settings),
@@ -108,7 +109,7 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
         counts["within"],
         counts["carried"] + collector.late,
         time.perf_counter() - began,
-        tuple(PairRow(verdict.status, **_summaries(verdict)) for verdict in near),
+        tuple(PairRow(verdict.status, **summaries(verdict)) for verdict in near),
     )
 
 
@@ -150,6 +151,7 @@ class _CauseCollector:
 
     conditions: RunConditions
     bitwise: bool
+    compiled: str = ""  # the run in which compiled code ran that was not seen, if in one alone
     causes: dict[Key, tuple[int, DivergenceCause]] = field(default_factory=dict[Key, tuple[int, DivergenceCause]])
     late: int = 0  # values from outside that differ after something had differed already
     renamed: int = 0
@@ -192,7 +194,7 @@ class _CauseCollector:
 
     def _divergence(self, at: int, verdict: PairVerdict, op: Op) -> None:
         self._diverged = True
-        cause = replace(reason(verdict, self.conditions), **_summaries(verdict))
+        cause = replace(reason(verdict, self.conditions), **summaries(verdict))
         # A random operator is one cause wherever it is; any other is one where it stands in the source.
         place = () if cause.kind == "random" else (op.place or unwrapped_module(op.module),)
         self._put((cause.kind, op.name, *place), at, cause)
@@ -225,22 +227,26 @@ class _CauseCollector:
             why = "it is the gradient that the new one is added to, from a backward before the recording began"
             advice = "set gradients to None in both runs (zero_grad) before the first backward"
         self._diverged = True
-        self._put(("outside",), at, DivergenceCause("outside", description, why, advice, **_summaries(verdict)))
+        self._put(("outside",), at, DivergenceCause("outside", description, why, advice, **summaries(verdict)))
 
     def _structural(self, at: int, verdict: PairVerdict, op: Op) -> None:
         """An operator without a counterpart; in a backward it belongs to one of the forward where one explains it."""
         status: Kind = "inserted" if verdict.status == "inserted" else "missing"
         self._diverged = True
+        if self.compiled and verdict.pair.level != STEP:
+            description = f"operators do not correspond where torch.compile compiled in {self.compiled} alone"
+            self._put(("compiled",), at, DivergenceCause(status, description, *COMPILED, **summaries(verdict)))
+            return
         if verdict.pair.level == STEP:
             description = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
-            self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **_summaries(verdict)))
+            self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **summaries(verdict)))
             return
         was, now = op.inputs[-1].dtype if op.inputs else "", op.outputs[0].dtype if op.outputs else ""
         if is_packaging(op) and was != now:
             key = (status, "dtype", *sorted((was, now)))  # a backward casts back
             description = f"{was} is cast to {now} in {'B' if status == 'inserted' else 'A'} alone"
             why, advice = CAST
-            self._put(key, at, DivergenceCause("dtype", description, why, advice, **_summaries(verdict)))
+            self._put(key, at, DivergenceCause("dtype", description, why, advice, **summaries(verdict)))
             self._last = (at, key)
             return
         owner = self._owner(at, status, op)
@@ -258,7 +264,7 @@ class _CauseCollector:
         else:
             near = f"module {op.module}" if op.module else f"the {op.phase}" if op.phase != OTHER else "the step"
             why = f"{'A' if status == 'inserted' else 'B'} has nothing that corresponds to it in {near}"
-            self._put(key, at, DivergenceCause(status, _alone([op.name], status), why, "", **_summaries(verdict)))
+            self._put(key, at, DivergenceCause(status, _alone([op.name], status), why, "", **summaries(verdict)))
             self._names[key] = [op.name]
         self._last = (at, key)
 
@@ -272,7 +278,7 @@ class _CauseCollector:
         if op.name not in names and (op.step, op.module) == (first.step, first.module):
             names.append(op.name)
             known = replace(known, what=_alone(names, status))
-        where = _op_summary(op).where
+        where = op_summary(op).where
         if where not in (first.where, *known.others) and len(known.others) < _MAX_OTHERS:
             known = replace(known, others=(*known.others, where))
         self.causes[key] = (at, known)
@@ -306,7 +312,7 @@ def _notes(a: Trace, b: Trace, mode: str, collector: _CauseCollector) -> Iterabl
     if collector.in_other_dtypes:
         first, second = collector.in_other_dtypes[0].pair.both
         dtypes = [", ".join(_float_dtypes(op)) for op in (first, second)]
-        where = f"the first {second.name}, {_op_summary(second).where}: {dtypes[0]} in A, {dtypes[1]} in B"
+        where = f"the first {second.name}, {op_summary(second).where}: {dtypes[0]} in A, {dtypes[1]} in B"
         yield f"{_have(len(collector.in_other_dtypes))} results of another dtype, {where}"
     if collector.renamed:
         yield f"{_have(collector.renamed)} another name and the same result"
@@ -338,61 +344,3 @@ def _alone(names: Sequence[str], status: str) -> str:
 
 def _have(number: int) -> str:
     return "1 operator has" if number == 1 else f"{number} operators have"
-
-
-def _tensor_text(t: Stats) -> str:
-    """ "float32 [8, 16] cpu, rms 0.98, -3.1 to 2.9, 2 NaN"."""
-    parts = [f"{t.dtype} {list(t.shape)} {t.device}"]
-    if t.rms is not None:
-        parts.append(f"rms {t.rms:.7g}")
-    if t.low is not None and t.high is not None:
-        parts.append(f"{t.low:.7g} to {t.high:.7g}")
-    parts += [f"{n} {name}" for n, name in ((t.nan, "NaN"), (t.inf, "Inf")) if n]
-    return ", ".join(parts)
-
-
-def _op_summary(op: Op, inputs: Sequence[bool] = (), outputs: Sequence[bool] = ()) -> OpSummary:
-    """An operator with its first tensors; `inputs` and `outputs` say which of them differ."""
-    return OpSummary(
-        op.index,
-        op.step,
-        op.phase,
-        op.name,
-        op.module,
-        op.place,
-        op.code,
-        op.arguments,
-        _tensors(op.inputs, inputs),
-        _tensors(op.outputs, outputs),
-        op.inside,
-    )
-
-
-def _tensors(tensors: Sequence[Stats], differ: Sequence[bool]) -> tuple[Tensor, ...]:
-    marks = [*differ, *[False] * (len(tensors) - len(differ))]
-    # Tensors that differ take precedence where not all fit.
-    chosen = sorted(range(len(tensors)), key=lambda k: not marks[k])[:_MOST_TENSORS]
-    return tuple(Tensor(_tensor_text(tensors[k]), marks[k], k) for k in sorted(chosen))
-
-
-def _summaries(verdict: PairVerdict) -> dict[str, Any]:
-    """Both operators of a pair by the names of the runs, None where there is none."""
-    a, b = verdict.pair.a, verdict.pair.b
-    return {
-        "a": _op_summary(a, verdict.inputs, verdict.outputs) if a else None,
-        "b": _op_summary(b, verdict.inputs, verdict.outputs) if b else None,
-    }
-
-
-def _side(trace: Trace, title: str) -> RunSide:
-    """Title and size of a run."""
-    devices = sorted({t.device for op in trace.ops for t in op.outputs})
-    return RunSide(
-        title,
-        len(trace.ops),
-        len({op.step for op in trace.ops}),
-        trace.level,
-        trace.rank,
-        tuple(devices),
-        tuple(sorted(trace.meta.items())),
-    )

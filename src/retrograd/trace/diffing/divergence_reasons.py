@@ -29,6 +29,11 @@ CAST = (
     "autocast, or a cast in one of the runs",
     "compare with --attainable if both are meant: rounding then does not count",
 )
+# Why operators of an eager and of a compiled run do not correspond, and advice.
+COMPILED = (
+    "compiled code fuses operators, and what is fused is not seen: none of these is known to be missing",
+    "record that run with compiled='eager' (--compiled eager), which names the operators; last bits may change",
+)
 _CHOSEN = 2**32  # a seed that nobody set is a random number of 64 bits
 
 
