@@ -23,7 +23,7 @@ from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.check.stages._beside_nan import judge_numbers
+from retrograd.check.stages._numbers_beside import judge_numbers
 from retrograd.check.tensor_comparison import compare, first_index
 
 # Another dtype differs in its range: what is about the formula is asked in the first one.
@@ -107,8 +107,7 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
             there, right = float(reach.got[index]), float(want[index])
             wrong, total = int(mask.sum()), mask.numel()
             out.find(kind, message, case, label, index=index, got=there, want=right, wrong=wrong, total=total)
-    if extreme == "nan":
-        judge_numbers(context, case, run, out)
+    judge_numbers(context, case, run, out)
 
 
 def _told(

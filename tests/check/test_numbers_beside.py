@@ -1,4 +1,4 @@
-"""Numbers beside a NaN, in the extremes stage: what an op makes of a NaN that its reference has a number for."""
+"""Numbers beside a NaN or an infinity, in the extremes stage, and what an op makes of one that float64 has a number for."""
 
 from __future__ import annotations
 
@@ -43,6 +43,52 @@ def test_another_number_than_float64_has_is_found(fn, reference):
     assert {(f.kind, f.case.values) for f in report.findings} == {("wrong-value", (("x", "nan"),))}
 
 
+def _softmax(x):
+    return torch.softmax(x, -1)
+
+
+def _leaking(x):
+    weights = torch.where(x == -torch.inf, 0.1, torch.exp(x - x.amax(-1, keepdim=True).detach()))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _by_hand(x):
+    weights = torch.exp(x - x.amax(-1, keepdim=True).detach())
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _shared_with_minus_inf(x):  # which is the largest beside a row of nothing else, and takes half of the gradient
+    return torch.full_like(x[:, 0], -torch.inf).maximum(x.max(-1).values)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reference", "extremes"),
+    [
+        (_leaking, _softmax, {"-inf"}),
+        (lambda x: torch.where(x.isinf(), 1, x), lambda x: torch.where(x.isinf(), 0, x), {"inf", "-inf"}),
+    ],
+)  # fmt: skip
+def test_another_number_for_an_infinity_is_found(fn, reference, extremes):
+    report = _report(fn, reference, "full")
+    assert {f.kind for f in report.findings} == {"wrong-value"}
+    assert {f.case.values[0][1] for f in report.findings} <= extremes
+
+
+@pytest.mark.parametrize(
+    ("fn", "reference"),
+    [
+        (_by_hand, _softmax),
+        (lambda x: x.max(-1).values, _shared_with_minus_inf),
+        (lambda x: 1 / x, torch.reciprocal),
+        (lambda x: torch.where(x.abs() == torch.inf, 0, x), lambda x: torch.where(x.isinf(), 0, x)),
+        (lambda x: -F.relu(-x), lambda x: x.clamp(max=0)),
+        (lambda x: x.clamp(-1, 1), F.hardtanh),
+    ],
+)
+def test_the_same_number_for_an_infinity_by_another_way_is_right(fn, reference):
+    assert _report(fn, reference, "full")
+
+
 @pytest.mark.parametrize("level", ["quick", "full"])
 @pytest.mark.parametrize(
     ("fn", "reference"),
@@ -80,7 +126,7 @@ def test_which_way_a_comparison_with_a_nan_falls_is_a_convention():
     )
     assert report
     notes = "; ".join(note for stage in report.stages for note in stage.notes)
-    assert "out not judged at M=7 N=48 x@nan: the reference decides by the NaN (lt), and which way that falls" in notes
+    assert "out not judged at M=7 N=48 x@nan: the reference decides by a NaN (lt), and which way that falls" in notes
 
 
 def test_a_row_that_nan_switches_off_otherwise_is_a_convention():
