@@ -14,6 +14,10 @@ A step that waits for the host, and one that waits for the device:
 
     python benchmarks/trace.py --device cuda --dtype bfloat16 --width 768 --depth 12 --batch 8 --length 512
     python benchmarks/trace.py --device cuda --dtype bfloat16 --width 768 --depth 12 --batch 64 --length 512
+
+A tiny Llama, whose operators are small, so that the recorder costs most:
+
+    python benchmarks/trace.py --llama --width 64 --depth 4 --batch 4 --length 64
 """
 
 from __future__ import annotations
@@ -48,6 +52,31 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+class LlamaBlock(nn.Module):
+    """RMSNorm in float32, attention without biases, SwiGLU: more and smaller operators than `Block`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = max(1, width // 32)
+        self.norm1, self.norm2 = (nn.Parameter(torch.ones(width)) for _ in range(2))
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        y = self.normed(x, self.norm1)
+        q, k, v = (part(y).view(b, t, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d))
+        y = self.normed(x, self.norm2)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+    @staticmethod
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * weight
+
+
 class Step:
     """A training step that can be called again and again."""
 
@@ -55,7 +84,7 @@ class Step:
         torch.manual_seed(0)
         self.device, words = options.device, 512
         dtype = getattr(torch, options.dtype)
-        blocks = [Block(options.width) for _ in range(options.depth)]
+        blocks = [(LlamaBlock if options.llama else Block)(options.width) for _ in range(options.depth)]
         self.model = nn.Sequential(
             nn.Embedding(words, options.width), *blocks, nn.LayerNorm(options.width), nn.Linear(options.width, words)
         ).to(options.device, dtype)
@@ -203,6 +232,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--engines", default="tape,python")
     parser.add_argument("--levels", default="names,fast,full")
+    parser.add_argument("--llama", action="store_true")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--kernel", action="store_true")
     options = parser.parse_args()
