@@ -43,6 +43,7 @@ def hurry(dog, last):
 dist.init_process_group("gloo")
 rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
 torch.manual_seed(0)
+torch.backends.cuda.matmul.allow_tf32 = CASE == "flag" and rank == 1
 model = Net()
 for block in model.blocks:
     fully_shard(block, reshard_after_forward=False)
@@ -50,8 +51,7 @@ fully_shard(model)
 if BUCKETS:
     import retrograd.fsdp
 
-    bucket_mb = 0.001 if CASE == "plan" and rank == 1 else 0.003
-    retrograd.fsdp.bucket_gradients(model, bucket_mb=bucket_mb)
+    retrograd.fsdp.bucket_gradients(model, bucket_mb=0.001 if CASE == "plan" and rank == 1 else 0.003)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(5):
     wrong = step == 2 and rank == 1

@@ -38,6 +38,11 @@ def test_a_healthy_job_ends_after_its_steps_and_leaves_logs(tmp_path):
     ("case", "options", "said"),
     [
         ("swap", (), ["step 2, collective 4: rank 1 reduces blocks.0 where rank 0 reduces blocks.2"]),
+        (
+            "flag",
+            (),
+            ["ranks differ before the first update: cuda.matmul.allow_tf32 is False on rank 0, True on rank 1"],
+        ),
         ("raise", (), ["rank 1 raised ValueError: bad batch", "rank 1 ended after all-gather of (root)"]),
         ("die", (), ["rank 1 is gone without a word", "rank 0 ended after reduce-scatter of blocks.2"]),
         (
