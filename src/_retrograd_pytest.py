@@ -244,7 +244,7 @@ def _mark(node: Any) -> pytest.Mark:
     if mark is None or len(mark.args) != 1:
         raise pytest.Collector.CollectError(
             f"{node.nodeid}: the fixture retrograd_stage needs @pytest.mark.retrograd(spec, ...) with what "
-            "retrograd.op returned"
+            "retrograd.op returned, or its place: 'file.py:name'"
         )
     return mark
 
@@ -366,6 +366,7 @@ def _target(path: Path, module: Any, spec: Any) -> str | None:
 def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     """The stage this test is for; verifiers are shared by the stages of one mark, and with them the truths."""
     __tracebackhide__ = True
+    from retrograd.catalog import resolve
     from retrograd.check.verification import Verification
     from retrograd.errors import RetrogradError
 
@@ -377,7 +378,8 @@ def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     if config.getoption("--retrograd-seed") is not None:
         options["seed"] = config.getoption("--retrograd-seed")
     options.setdefault("level", "quick")
-    options.setdefault("name", _target(request.node.path, request.module, mark.args[0]))
+    spec = mark.args[0]
+    options.setdefault("name", spec if isinstance(spec, str) else _target(request.node.path, request.module, spec))
     known = config.stash[_VERIFIERS]
     key = request.node.nodeid.split("[")[0]
     if key not in known:
@@ -387,7 +389,7 @@ def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
         elif config.getoption("--retrograd-baseline") and not config.getoption("--retrograd-write-baseline"):
             raise pytest.UsageError(f"--retrograd-baseline is {str(baseline)!r}, which is not there")
         try:
-            known[key] = Verification(mark.args[0], **options)
+            known[key] = Verification(resolve(spec) if isinstance(spec, str) else spec, **options)
         except RetrogradError as error:
             raise error.with_traceback(None) from None
     return StageCheck(known[key], request.param, request.node, bool(options["name"]))

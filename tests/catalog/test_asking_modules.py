@@ -68,6 +68,29 @@ def test_their_mistakes_are_noticed() -> None:
     assert [(f.stage, f.kind, f.tensor) for f in report.findings] == [("oracle", "wrong-value", "grad x")]
 
 
+def test_in_pytest_the_place_of_the_spec_is_enough(folder: Path) -> None:
+    assert retrograd("init", "tutorial_kernels.py:softmax", "-o", "op.py").exit_code == 0
+    mark = """import pytest
+@pytest.mark.retrograd("{place}", only=["contract", "bounds"])
+def test_softmax(retrograd_stage):
+    retrograd_stage.assert_passes()
+"""
+    for place, outcome in (("op.py:spec", "2 passed"), ("op.py:spce", "did you mean 'spec'")):
+        Path("test_op.py").write_text(mark.format(place=place))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(folder),
+            "test_op.py",
+        ]
+        assert outcome in subprocess.run(command, capture_output=True, text=True).stdout
+
+
 def test_mutants_of_a_kernel_are_made_and_noticed() -> None:
     assert retrograd("init", "tutorial_kernels.py:softmax", "-o", "op.py").exit_code == 0
     # In a process of its own: each mutant is a fork, and torch's threads are here.

@@ -16,7 +16,7 @@ from retrograd.check.runner import verify
 from retrograd.codegen.access import Access
 from retrograd.codegen.schema import Codegen, Facts, Hazard, Kernel, Violation
 from retrograd.flake.schema import Flake, FlakeReport, Margin, Rate, Run, Tail
-from retrograd.fsdp.outcome.schema import Outcome, Parting, RankSteps
+from retrograd.fsdp.outcome.schema import RankComparison, RankDifference, RankSteps
 from retrograd.graph.compilations.listing import compilations
 from retrograd.graph.watching import lock
 from retrograd.graph.watching.schema import Watched, WatchReport
@@ -104,10 +104,13 @@ def _records() -> Iterator[tuple[str, Any]]:
     for name in ("norm", "msda"):
         yield f"bench-{name}", results(ROOT / "benchmarks" / "results" / f"{name}-nvidia-h200.jsonl")
     stacks = {"rank 0": (f"{FOLDER}train.py:15 step", f"{FOLDER}train.py:99 main"), "rank 1": ()}
-    parting = Parting("0 (default_pg), collective 5", "rank 1 reduces c where rank 0 reduces b", stacks=stacks)
+    parting = RankDifference("0 (default_pg), collective 5", "rank 1 reduces c where rank 0 reduces b", stacks=stacks)
     ranks = tuple(RankSteps(r, 3, ((2, 9), (1, 8)), "c97e" * 4, ("DDP rebuilt its buckets",)) for r in range(2))
-    yield "fsdp", Outcome(f"torchrun {FOLDER}train.py", "differs", "", (parting,), (), ranks, ("no dump of rank 2",))
-    yield "fsdp-same", Outcome("rank-0.json rank-1.json", "same", "same order: rank 0 and rank 1, 3 steps")
+    yield (
+        "fsdp",
+        RankComparison(f"torchrun {FOLDER}train.py", "differs", "", (parting,), (), ranks, ("no dump of rank 2",)),
+    )
+    yield "fsdp-same", RankComparison("rank-0.json rank-1.json", "same", "same order: rank 0 and rank 1, 3 steps")
     yield "run-kernel", KernelRun("k.py", "finding", 0, 132, (ExecutedKernel("sum_kernel", 2, 64),), (race,))
 
 

@@ -14,7 +14,7 @@ from retrograd.core.wording import count
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
-    from retrograd.fsdp.outcome.schema import Outcome
+    from retrograd.fsdp.outcome.schema import RankComparison
 
 
 @click.group(
@@ -45,8 +45,8 @@ def fsdp() -> None:
 @click.option("--strict", is_flag=True, help="Compare ranks before each collective, not only before each update.")
 @click.option("--nonfinite", is_flag=True, help="Name the rank that gives NaN or Inf to a reduction.")
 @click.option("--logs", type=FOLDER, metavar="DIR", help="Keep the logs.")
-@answers("retrograd.fsdp.outcome.schema:Outcome")
-def check(program: tuple[str, ...], logs: Path | None, **options: object) -> Outcome:
+@answers("retrograd.fsdp.outcome.schema:RankComparison")
+def check(program: tuple[str, ...], logs: Path | None, **options: object) -> RankComparison:
     """Run a training job, without a change of its source, and compare the collectives of its ranks and steps.
 
     A step ends with an optimizer's step(). A job whose ranks differ is stopped before the optimizer uses the gradients.
@@ -61,8 +61,8 @@ def check(program: tuple[str, ...], logs: Path | None, **options: object) -> Out
 
 @fsdp.command(epilog=examples("retrograd fsdp diff logs/rank-0.json logs/rank-1.json"))
 @click.argument("files", metavar="ONE OTHER...", type=PATH, nargs=-1, required=True)
-@answers("retrograd.fsdp.outcome.schema:Outcome")
-def diff(files: tuple[Path, ...]) -> Outcome:
+@answers("retrograd.fsdp.outcome.schema:RankComparison")
+def diff(files: tuple[Path, ...]) -> RankComparison:
     """Name the first collective in which ranks or runs differ, with its step and module, or its stacks.
 
     Files are two logs, those of `log.save(path)` or `retrograd fsdp check --logs DIR`: of two ranks of a run, of which

@@ -44,7 +44,7 @@ _RECORDS = {
     "retrograd.trace.diff/1": "retrograd.trace.diffing.schema:TraceDiff",
     "retrograd.trace.bisect/1": "retrograd.trace.bisecting.schema:Bisection",
     "retrograd.kernel-run/1": "retrograd.ttir.schema:KernelRun",
-    "retrograd.fsdp/1": "retrograd.fsdp.outcome.schema:Outcome",
+    "retrograd.fsdp/1": "retrograd.fsdp.outcome.schema:RankComparison",
     "retrograd.bench/1": "retrograd.bench.rows:BenchResults",
 }
 _VERIFY, _FLAKE = "retrograd.report/1", "retrograd.flake/1"

@@ -10,10 +10,10 @@ from retrograd.core.wording import count
 from retrograd.fsdp.check_command import Checked
 from retrograd.fsdp.flight_recorder import DumpDiff
 from retrograd.fsdp.log_diff import LogDiff
-from retrograd.fsdp.outcome.schema import Outcome, Parting, RankSteps
+from retrograd.fsdp.outcome.schema import RankComparison, RankDifference, RankSteps
 
 
-def of_check(checked: Checked, command: Sequence[str]) -> Outcome:
+def of_check(checked: Checked, command: Sequence[str]) -> RankComparison:
     """Of a job that was run."""
     # What a rank found while it ran says it better, and of a job that was stopped the last step is not whole.
     partings = () if checked.problems else tuple(map(_parting, checked.diffs))
@@ -33,31 +33,31 @@ def of_check(checked: Checked, command: Sequence[str]) -> Outcome:
     )
     verdict = ("same", "differs", "failed")[checked.exit_code]
     problems = _told_once(checked.problems)
-    return Outcome(shlex.join(command), verdict, summary, partings, problems, ranks, code=checked.code)
+    return RankComparison(shlex.join(command), verdict, summary, partings, problems, ranks, code=checked.code)
 
 
-def of_logs(compared: LogDiff, files: Sequence[Path]) -> Outcome:
+def of_logs(compared: LogDiff, files: Sequence[Path]) -> RankComparison:
     """Of two logs."""
     target = " ".join(map(str, files))
     if not compared.same:
-        return Outcome(target, "differs", partings=(_parting(compared),))
-    return Outcome(target, "same", compared.words())
+        return RankComparison(target, "differs", partings=(_parting(compared),))
+    return RankComparison(target, "same", compared.words())
 
 
-def of_dumps(compared: DumpDiff, files: Sequence[Path]) -> Outcome:
+def of_dumps(compared: DumpDiff, files: Sequence[Path]) -> RankComparison:
     """Of the dumps of a job."""
     target = " ".join(map(str, files))
     if compared.partings:
         partings = tuple(
-            Parting(f"{p.group}, collective {p.number}", p.text, stacks=p.stacks) for p in compared.partings
+            RankDifference(f"{p.group}, collective {p.number}", p.text, stacks=p.stacks) for p in compared.partings
         )
-        return Outcome(target, "differs", partings=partings, notes=compared.notes)
+        return RankComparison(target, "differs", partings=partings, notes=compared.notes)
     if not compared.compared:
         summary = "cannot tell: no collective of a group stands in the dumps of two ranks"
-        return Outcome(target, "undecided", summary, notes=compared.notes)
+        return RankComparison(target, "undecided", summary, notes=compared.notes)
     alike = count(compared.compared, "collective")
     summary = f"same order: ranks {' '.join(map(str, compared.ranks))}, {alike} that all have in their dumps"
-    return Outcome(target, "same", summary, notes=compared.notes)
+    return RankComparison(target, "same", summary, notes=compared.notes)
 
 
 def _told_once(problems: Sequence[str]) -> tuple[str, ...]:
@@ -72,5 +72,5 @@ def _told_once(problems: Sequence[str]) -> tuple[str, ...]:
     return tuple(shorter)
 
 
-def _parting(compared: LogDiff) -> Parting:
-    return Parting(compared.place, compared.text, compared.difference)
+def _parting(compared: LogDiff) -> RankDifference:
+    return RankDifference(compared.place, compared.text, compared.difference)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from retrograd.core import document as doc
 from retrograd.core.wording import count
-from retrograd.fsdp.outcome.schema import Outcome, Parting, RankSteps
+from retrograd.fsdp.outcome.schema import RankComparison, RankDifference, RankSteps
 
 _TONES: dict[str, doc.Tone] = {"same": "proved", "differs": "finding", "failed": "undecided", "undecided": "undecided"}
 _WORDS = {"same": "SAME ORDER", "differs": "RANKS DIFFER", "failed": "NOT COMPARED", "undecided": "CANNOT TELL"}
 
 
-def document(outcome: Outcome, everything: bool = True) -> doc.Document:
+def document(outcome: RankComparison, everything: bool = True) -> doc.Document:
     """The record; nothing of it is left out."""
     cards = (
         *(doc.Card(facts=(doc.Fact("what", text),), tone="finding") for text in outcome.problems),
@@ -30,11 +30,11 @@ def document(outcome: Outcome, everything: bool = True) -> doc.Document:
     )
 
 
-def _word(outcome: Outcome) -> str:
+def _word(outcome: RankComparison) -> str:
     return "FINDING" if outcome.problems and not outcome.partings else _WORDS[outcome.verdict]
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: RankComparison) -> list[str]:
     lines = [f"problem: {text}" for text in outcome.problems]
     for parting in outcome.partings:
         differ = "ranks differ: " if outcome.ranks else ""
@@ -51,6 +51,6 @@ def _patterns(rank: RankSteps) -> str:
     return ", ".join(f"{steps} x {collectives} collectives" for steps, collectives in rank.patterns) or "none"
 
 
-def _card(parting: Parting) -> doc.Card:
+def _card(parting: RankDifference) -> doc.Card:
     stacks = (doc.Fact(side, "\n".join(frames) or "no stack", "mono") for side, frames in parting.stacks.items())
     return doc.Card(parting.place, (doc.Fact("what", parting.text), *stacks), tone="finding")

@@ -13,7 +13,7 @@ OUTCOME_SCHEMA = "retrograd.fsdp/1"
 
 
 @dataclass(frozen=True)
-class Parting:
+class RankDifference:
     """Where two ranks or runs part: the place, a sentence, both collectives if logs have them, stacks by who."""
 
     place: str
@@ -34,7 +34,7 @@ class RankSteps:
 
 
 @dataclass(frozen=True)
-class Outcome(Record, Shown):
+class RankComparison(Record, Shown):
     """What ranks or runs did together.
 
     `target` is the command or the files; `summary` a sentence. `verdict` is "same"; "differs", with partings, or
@@ -47,7 +47,7 @@ class Outcome(Record, Shown):
     target: str
     verdict: Literal["same", "differs", "failed", "undecided"]
     summary: str = ""
-    partings: tuple[Parting, ...] = ()
+    partings: tuple[RankDifference, ...] = ()
     problems: tuple[str, ...] = ()
     ranks: tuple[RankSteps, ...] = ()
     notes: tuple[str, ...] = ()
