@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from retrograd import graph
+from retrograd.graph.diffing.consequences import Placed, first_causes
 from retrograd.graph.diffing.literals import shown
-from retrograd.graph.schema import Diff
+from retrograd.graph.schema import Cause, Diff
 
 TRUST = Path(__file__).parent / "data" / "trust"
 PAIRS = tomllib.loads((TRUST / "pairs.toml").read_text())["pair"]
@@ -52,6 +53,28 @@ def test_what_does_not_follow_from_remat_is_told_beside_it() -> None:
     result = diff(a, b.replace(old[0], "constant(0.0625)"))
     assert result.causes[0].kind == "remat_changed"
     assert any("0.0625" in cause.what for cause in result.causes[1:])
+
+
+def test_operations_that_the_other_graph_has_not_are_not_computed_again() -> None:
+    a, b = text_of("tf.hlo.txt.gz"), text_of("tf_remat.hlo.txt.gz")
+    loops, entry, rest = b.partition("ENTRY")
+    assert "remat" in first(a, b)
+    assert "remat" not in first(a, loops.replace(" multiply(", " atan2(", 14) + entry + rest)
+
+
+@pytest.mark.parametrize(
+    ("text", "within", "told"),
+    [
+        ("+ 4 x broadcast, get-tuple-element pred[3,4] x2 with false in B only", "the body of while w", False),
+        ("+ 4 x broadcast, get-tuple-element pred[3,4] x2 with false in B only", "", True),
+        ("+ 4 x broadcast, get-tuple-element, sine f32[3,4] in B only", "the body of while w", True),
+        ("+ broadcast f32[3,4] with 2 in B only", "the body of while w", True),
+    ],
+)
+def test_what_a_loop_is_given_to_fill_follows_from_what_changed_in_it(text: str, within: str, told: bool) -> None:
+    packed = Placed(Cause("instruction_inserted", text))
+    inner = Placed(Cause("instruction_replaced", "tanh f32[4] replaced by sine f32[4]"), within)
+    assert (packed in first_causes([packed, inner])[0]) is told
 
 
 def test_a_loop_with_one_operation_less_is_no_remat() -> None:

@@ -22,6 +22,9 @@ STRUCTURE = frozenset(
         "instruction_replaced", "duplicate_changed",
     }
 )  # fmt: skip
+_PACKED = re.compile(
+    r"[+-] (?:\d+ x )?((?:(?:broadcast(?:-in-dim)?|get-tuple-element|constant|bitcast|copy),? )++)\S*\["
+)
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
 _CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
 _MOVED = COMPILES_AGAIN | {"parameter_moved", "output_moved"}
@@ -110,8 +113,16 @@ def _names_b(cause: Cause) -> tuple[str, ...]:
 def _of_calls(causes: list[Placed]) -> Iterator[Placed]:
     """What a called computation takes and returns: its caller, or what is computed in it, says why."""
     carried = [p for p in causes if p.within and (p.cause.kind in _CARRIED or p.cause.what.startswith("parameter"))]
+    if any(p.within for p in causes if p not in carried):
+        carried += [p for p in causes if not p.within and _only_packs(p.cause)]
     if len(carried) < len(causes):
         yield from carried
+
+
+def _only_packs(cause: Cause) -> bool:
+    """Is this what a loop is given to fill, and takes out of it: zeros that are broadcast, elements of its tuple?"""
+    match = _PACKED.match(cause.what)
+    return match is not None and "get-tuple-element" in match[1]
 
 
 def _of_parameters(causes: list[Placed]) -> Iterator[Placed]:

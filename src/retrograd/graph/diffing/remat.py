@@ -102,9 +102,9 @@ def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | Non
     carried_a, carried_b = (_carried(loops) for loops in (loops_a, loops_b))
     operations_a, operations_b = _operations(forms_a, loops_a), _operations(forms_b, loops_b)
     more, fewer = operations_b - operations_a, operations_a - operations_b
-    if carried_b < carried_a and _again(more, fewer, operations_a):
+    if carried_b < carried_a and _again(more, fewer, forms_a):
         only, saved, again = "B", carried_a - carried_b, more
-    elif carried_a < carried_b and _again(fewer, more, operations_b):
+    elif carried_a < carried_b and _again(fewer, more, forms_b):
         only, saved, again = "A", carried_b - carried_a, fewer
     else:
         return None
@@ -119,10 +119,12 @@ def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | Non
     return Cause("remat_changed", text, "", _REMAT_ADVICE, names_a, names_b)
 
 
-def _again(more: Counter[str], fewer: Counter[str], others: Counter[str]) -> bool:
-    """Are operations computed again that the loops of the other graph have? Fusing turns a few into others."""
-    known = sum(n for op, n in more.items() if op in others)
-    return not fewer and 2 * known > more.total()
+def _again(more: Counter[str], fewer: Counter[str], others: Forms) -> bool:
+    """Are operations computed again that the other graph has, in a loop or before it? Fusing makes others of a few."""
+    if fewer or not more:
+        return False
+    there = Counter(label[0] for form in others.values() for n, label in enumerate(form.labels) if form.live[n])
+    return 8 * sum(min(n, there[op]) for op, n in more.items()) >= 7 * more.total()
 
 
 def _loops(forms: Forms) -> Iterator[tuple[Form, int]]:
