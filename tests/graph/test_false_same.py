@@ -151,3 +151,28 @@ def test_an_operation_that_a_checkpoint_computes_again_compiles_again() -> None:
     assert "recompute=MUST_SAVE" in diff.causes[0].what
     assert diff.computes_the_same
     assert verdict(tagged, tagged.replace("id: 2", "id: 5")) == "same"
+
+
+CAPTURED = """class GraphModule(torch.nn.Module):
+    def forward(self, L_x_: "f32[4]"):
+        l_x_ = L_x_
+        _tensor_constant0: "f32[4]" = self._tensor_constant0
+        add: "f32[4]" = l_x_ + _tensor_constant0
+        _tensor_constant1: "f32[4]" = self._tensor_constant1
+        mul: "f32[4]" = add * _tensor_constant1
+        return (mul,)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        ("self._tensor_constant", "self._tensor_constant1", "cannot tell"),  # other numbers, as another trace gives
+        ("self._tensor_constant1", "self._tensor_constant0", "different"),  # one tensor is read twice
+        ("self._tensor_constant1", "self.scale", "different"),
+    ],
+)
+def test_tensors_that_a_function_closes_over(old: str, new: str, verdict: str) -> None:
+    a, b = (graph.parse(text)[0] for text in (CAPTURED, CAPTURED.replace(old, new)))
+    assert graph.diff(a, b).verdict == verdict
+    assert graph.diff(a, a).verdict in ("same", "cannot tell")

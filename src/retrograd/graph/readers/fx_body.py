@@ -47,6 +47,7 @@ class Body:
         self.instructions: list[Instruction] = []
         self.parameters: list[int] = []
         self.constants: dict[str, int] = {}
+        self.numbered: dict[str, dict[str, int]] = {}
         self.root = -1
         self.effects = Effects(self.instructions, lambda instruction: self.add(instruction).place)
 
@@ -66,6 +67,8 @@ class Body:
         """One call. `args=` is among the attributes unless every argument is a value of the graph, in order."""
         operands: list[int] = []
         called: list[tuple[str, str]] = []
+        if opcode == "get_attr":
+            kwargs = {"target": Text(self.captured(kwargs["target"].text))}
         if opcode == "operator.getitem" and (index := self.element(args)) is not None:
             opcode, operands, attrs = "get-tuple-element", [args[0].place], [str(index)]
         else:
@@ -81,6 +84,14 @@ class Body:
         first, out = references(args[:1]), references([kwargs.get("out")])
         self.effects.record(result.place, operands, first, out, inplace(opcode, args, kwargs))
         return result
+
+    def captured(self, target: str) -> str:
+        """The name of a tensor of the module; numbers that torch gives, in the order in which the graph reads them."""
+        stem = target.rstrip("0123456789")
+        if stem == target or not stem.endswith(_NUMBERED):
+            return target
+        own = self.numbered.setdefault(stem, {})
+        return f"{stem}{own.setdefault(target, len(own))}"
 
     def annotate(self, place: int, shape: str) -> None:
         """Give a value the shape and placement of an annotation, if there is one."""
@@ -122,6 +133,8 @@ class Body:
         return Computation(name, self.instructions, self.root, self.parameters, line)
 
 
+# Names that torch gives to tensors that a function closes over: which number is free depends on what was traced before.
+_NUMBERED = ("constant", "constant_", "lifted_tensor_", "frozen_param", "folded_")
 # Keyword arguments that say where a tensor is, not which numbers it has.
 _PLACES = ("device", "pin_memory")
 
