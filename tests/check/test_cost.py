@@ -7,6 +7,7 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check import cost
 from retrograd.check.levels import BUDGETS
 from retrograd.check.spec import dtype_name
 from retrograd.check.stages import StageContext
@@ -127,13 +128,21 @@ def test_what_is_too_large_by_its_dimensions_is_not_drawn():
     assert max(rows for rows, _ in drawn) == 1025
 
 
-def test_elements_of_a_case_are_counted_once_for_all_dtypes():
-    counted = []
+def test_elements_of_a_case_are_counted_once_for_all_dtypes(monkeypatch):
+    counted, count = [], cost.elements
 
-    def reference(x):
-        counted.extend([tuple(x.shape)] * (x.device.type == "meta"))
-        return _norm(x)
+    def counting(runner, case, most):
+        counted.append(case.sizes)
+        return count(runner, case, most)
 
-    assert rg.verify(_spec(_norm, reference, dtypes=["float32", "bfloat16"]), level="quick")
+    monkeypatch.setattr(cost, "elements", counting)
+    assert rg.verify(_spec(_norm, dtypes=["float32", "bfloat16"]), level="quick")
     assert len(counted) == len(set(counted))
     assert 0 < len(counted) < BUDGETS["quick"].shapes
+
+
+def test_elements_are_the_same_on_meta_tensors_and_in_memory():
+    context = StageContext.of(_spec(_norm), "float32")
+    case = context.base.but(sizes={"M": 3, "N": 5})
+    in_memory, on_meta = (cost._elements_on(context.runner, case, device) for device in ("cpu", "meta"))
+    assert 3 * 5 < in_memory == on_meta

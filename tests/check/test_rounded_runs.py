@@ -9,7 +9,8 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check.rounded_runs import rounded_runs
+from retrograd.check.reference import Batching
+from retrograd.check.rounded_runs import moved_runs, rounded_runs
 from retrograd.check.rounding import Float64
 from retrograd.check.stages import StageContext
 
@@ -68,8 +69,8 @@ def _spread(reference, runs=48):
 def test_many_at_once_lie_as_far_apart_as_one_by_one(function):
     fn = (lambda x: torch.logsumexp(x, -1)) if function is torch.logsumexp else function
     reference = _reference(fn)
-    at_once, single = _spread(reference), _spread(replace(reference, batches=[]))
-    assert reference.batches, "it could not be run several times at once"
+    at_once, single = _spread(reference), _spread(replace(reference, batching=Batching()))
+    assert reference.batching.allowed, "it could not be run several times at once"
     for name, sigma in single.items():
         ratio = at_once[name].square().mean().sqrt() / sigma.square().mean().sqrt()
         assert 0.8 < float(ratio) < 1.25  # of 48 x 288 numbers; seeded
@@ -102,8 +103,8 @@ def test_what_cannot_run_at_once_runs_one_by_one(function):
     reference = _reference(function)
     exact = reference.run(torch.float64)
     at_once = list(rounded_runs(reference, exact, _UNIT, _UNIT, range(6)))
-    assert not reference.batches
-    single = list(rounded_runs(replace(reference, batches=[]), exact, _UNIT, _UNIT, range(6)))
+    assert not reference.batching.allowed
+    single = list(rounded_runs(replace(reference, batching=Batching()), exact, _UNIT, _UNIT, range(6)))
     for a, b in zip(at_once, single, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -162,3 +163,15 @@ def test_a_reference_that_multiplies_places_by_a_learned_number_is_a_truth():
     assert rg.verify(rg.op(_sloped, _sloped, inputs), level="quick", only=["oracle"])
     steeper = rg.op(lambda x, slope: _sloped(x, 1.1 * slope), _sloped, inputs)
     assert rg.verify(steeper, level="quick", only=["oracle"]).findings
+
+
+@pytest.mark.parametrize("function", [_recurrence, _norm, _branching])
+def test_moved_inputs_give_at_once_what_they_give_one_by_one(function):
+    reference = _reference(function)
+    shifts = [{"x": torch.full((6, 48), step, dtype=torch.float64)} for step in (-0.5, 0.25, 1.0)]
+    at_once = moved_runs(reference, shifts)
+    assert bool(reference.batching.checked) == (function is not _branching)
+    for results, shift in zip(at_once, shifts, strict=True):
+        alone = reference.run(torch.float64, Float64(), shift=shift)
+        for name, want in alone.items():
+            assert torch.allclose(results[name], want, rtol=2.0**-40, atol=2.0**-40)

@@ -174,7 +174,7 @@ class Judge:
             wider = allowed + self.oracle.truth(case).sum_tolerance(name, dim, case.dtype, spread=False)
             if not bool((total > tolerance.ALGORITHM * wider).any()):
                 continue
-            for runs in self.confirming:
+            for runs in (self.oracle.noise_runs, *self.confirming):
                 wider = allowed + self.oracle.truth(case, runs).sum_tolerance(name, dim, case.dtype)
                 ratio = (total / wider).nan_to_num(0.0)
                 if not bool((ratio > tolerance.ALGORITHM).any()):

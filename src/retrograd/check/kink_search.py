@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ from retrograd.check.reference import Reference, gradient_of
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 
-_HALVINGS = 44  # from the size of a value down to float64's own digits
-_FIRST_LOOK = 12  # halvings after which it shows whether there is a jump at all
+_HALVINGS = 8  # from the size of a value, beyond the digits of its dtype: to those places are rounded
+_FIRST_LOOK = 8  # halvings from which on it shows whether there is a jump at all
 _MOST = 8  # elements put at kinks at once: more of them in one sum would need more directions
 
 
@@ -80,14 +81,14 @@ def _search(reference: Reference, name: str, length: float, share: float, trail:
             return _no_kinks(value)
         # A decision has fallen otherwise or has not; of a gradient, what counts is a change of a share of it.
         least = tolerance.JUMP * torch.maximum(before.abs().max(), after.abs().max()) if trail is _slopes else 0.0
-        for count in range(_HALVINGS):
+        for count in range(_HALVINGS - round(math.log2(tolerance.UNIT[reference.case.dtype]))):
             middle = (low + high) / 2
             now = slope(middle)
             left = (now - before).abs() > (after - now).abs()
             low, high = torch.where(left, low, middle), torch.where(left, middle, high)
             before, after = torch.where(left, before, now), torch.where(left, now, after)
-            # By now a smooth gradient changes by 2^-12 of what it did, a jump by as much as ever.
-            if count == _FIRST_LOOK and not bool(((after - before).abs() > least).any()):
+            # By now a smooth gradient changes by 2^-9 of what it did, a jump by as much as ever.
+            if count >= _FIRST_LOOK and not bool(((after - before).abs() > least).any()):
                 return _no_kinks(middle)
     except Exception:  # the reference refuses values beyond those that it was described with
         return None

@@ -22,6 +22,7 @@ from retrograd.check.inputs import differentiable
 from retrograd.check.operators import JUMPING
 from retrograd.check.outputs import as_real, like
 from retrograd.check.reference import Reference, Results
+from retrograd.check.rounded_runs import moved_runs
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 
@@ -106,6 +107,7 @@ def _around_case(reference: Reference, times: float) -> Bounds:
     bounds: Bounds = ({}, {})
     inputs = reference.inputs()
     names = differentiable(reference.spec, inputs)
+    shifts = list[dict[str, torch.Tensor]]()
     for pair in range(_DIRECTIONS):
         generator = torch.Generator().manual_seed(derive(reference.seed, "hull", pair))
         shift = {}
@@ -116,9 +118,9 @@ def _around_case(reference: Reference, times: float) -> Bounds:
             shift[name] = (signs + 0.5 * signs.sign()) * step
             if inputs[name].is_complex():
                 shift[name] = torch.view_as_complex(shift[name].contiguous())
-        for sign in (1.0, -1.0):
-            moved = {k: sign * v for k, v in shift.items()}
-            _widen(bounds, reference.run(torch.float64, Float64(), shift=moved))
+        shifts += [{name: sign * move for name, move in shift.items()} for sign in (1.0, -1.0)]
+    for results in moved_runs(reference, shifts):
+        _widen(bounds, results)
     return bounds
 
 

@@ -14,7 +14,7 @@ from retrograd.check import inputs as make
 from retrograd.check.constraints import constrained, project
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
 from retrograd.check.outputs import Outputs, as_real, real_dtype
-from retrograd.check.reference import OpRaised, Reference, grads_of
+from retrograd.check.reference import Batching, OpRaised, Reference, grads_of
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
@@ -134,7 +134,7 @@ class OpRunner:
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
     _named: dict[Any, Outputs] = field(default_factory=dict)
     _tf32: bool = False
-    _batches: list[bool] = field(default_factory=lambda: [True])
+    _batching: Batching = field(default_factory=lambda: Batching(allowed=True))
 
     @property
     def base(self) -> Case:
@@ -179,7 +179,7 @@ class OpRunner:
         inputs, ordinary = (partial(self.inputs, values) for values in (plain, plain.but(values=())))
         grad_outs = partial(self.grad_outs, case)
         return Reference(
-            self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batches=self._batches
+            self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batching=self._batching
         )
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:

@@ -81,6 +81,19 @@ def gradient_of(name: str) -> DerivativeOrder:
     return lambda case, seed, outs, leaves, gs: first_order(case, seed, outs, {name: leaves[name]}, gs)
 
 
+@dataclass
+class Batching:
+    """Whether several runs of a reference can be made at once; shared by the cases of an op.
+
+    Attributes:
+        allowed: nothing speaks against it.
+        checked: of parameters and sizes at which such runs gave what each gives alone, the elements of a run.
+    """
+
+    allowed: bool = False
+    checked: dict[Any, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Reference:
     """The reference of an op at one case.
@@ -96,7 +109,7 @@ class Reference:
         matrices: whether the reference multiplies any. Where it has none (a recurrence, step by step), the op's are
             among its elementwise products, and nobody can tell which.
         elements: what all its operators make together in a run; 0 where that is not known.
-        batches: not empty while nothing speaks against several runs at once; shared by the cases of an op.
+        batching: whether several runs can be made at once.
     """
 
     spec: OpSpec
@@ -109,7 +122,7 @@ class Reference:
     tf32: bool = False
     matrices: bool = True
     elements: int = 0
-    batches: list[bool] = field(default_factory=list)
+    batching: Batching = field(default_factory=Batching)
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""

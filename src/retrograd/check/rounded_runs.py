@@ -1,4 +1,4 @@
-"""Randomly rounded runs of a reference: many at once along a batch dimension, or one after another.
+"""Randomly rounded runs of a reference, or such with moved inputs: many at once along a batch dimension, or in turn.
 
 A recurrence of 64 steps has thousands of operators, each of a few numbers: what a run takes is calling them.
 """
@@ -6,7 +6,8 @@ A recurrence of 64 steps has thousands of operators, each of a few numbers: what
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from retrograd.check import tolerance
 from retrograd.check.constraints import constrained, project
 from retrograd.check.outputs import as_real, inexact, promoted
 from retrograd.check.reference import DerivativeOrder, Reference, Results, first_order
+from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 from retrograd.compat.torch_dispatch import is_functorch_wrapped, tree_leaves, tree_map_only
 
@@ -69,14 +71,13 @@ def rounded_runs(
     """
     done = runs.start
     at_once = min(len(runs), _MOST_AT_ONCE // max(reference.elements, 1)) // 2 * 2  # in pairs, see rounding.py
-    while order is first_order and reference.batches and at_once > 1 and done < runs.stop:
+    while order is first_order and reference.batching.allowed and at_once > 1 and done < runs.stop:
         count = min(at_once, runs.stop - done)
         try:
-            if done == 0:
-                _check_batches(reference, exact)
+            _check_batches(reference, exact)
             batch = _batch(reference, unit, accumulate, derive(reference.seed, "noise", done), count)
         except Exception:  # it asks for a value, or changes something in place; what is wrong with it a single run says
-            reference.batches.clear()
+            reference.batching.allowed = False
             break
         yield from batch
         done += count
@@ -87,8 +88,11 @@ def rounded_runs(
 def _check_batches(reference: Reference, exact: Results) -> None:
     """_ApartError where runs at once are wrong, as the gradient of select_scatter is under vmap in torch 2.13.
 
-    Their distance from the truth would be taken for rounding, and anything allowed.
+    Their distance from the truth would be taken for rounding, and anything allowed. Operators and shapes decide that,
+    so once for all values.
     """
+    if (key := _key(reference)) in reference.batching.checked:
+        return
     sizes = {
         n: float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
         for n, t in exact.items()
@@ -105,18 +109,57 @@ def _check_batches(reference: Reference, exact: Results) -> None:
             allowed = _ALIKE * (size if size > tolerance.ZERO * most else most)
             if not bool((torch.where(finite, got.detach() - want, 0.0).abs() <= allowed).all()):
                 raise _ApartError(f"{name} is another one there")
+    reference.batching.checked[key] = reference.elements
+
+
+def _key(reference: Reference) -> Any:
+    return reference.case.params, reference.case.sizes
+
+
+def moved_runs(reference: Reference, shifts: Sequence[dict[str, torch.Tensor]]) -> list[Results]:
+    """Results in float64 with the inputs moved by each of these, which name the same; raises what the reference does.
+
+    Their last bits may differ from those of one after the other.
+    """
+    if reference.batching.allowed:
+        try:
+            if _key(reference) not in reference.batching.checked:
+                plain = Float64()
+                exact = reference.run(torch.float64, plain)
+                _check_batches(replace(reference, elements=plain.elements), exact)
+            at_once = max(_MOST_AT_ONCE // max(reference.batching.checked[_key(reference)], 1), 1)
+            parts = [shifts[start : start + at_once] for start in range(0, len(shifts), at_once)]
+            return [results for part in parts for results in _moved_batch(reference, part)]
+        except Exception:  # it asks for a value, or refuses these: a single run says so
+            pass
+    return [reference.run(torch.float64, Float64(), shift=shift) for shift in shifts]
+
+
+def _moved_batch(reference: Reference, shifts: Sequence[dict[str, torch.Tensor]]) -> list[Results]:
+    wide = _wide(reference.inputs(), len(shifts))
+    moves = {name: torch.stack([shift[name] for shift in shifts]) for name in shifts[0]}
+    inputs = {n: value + moves[n] if n in moves else value.contiguous() for n, value in wide.items()}
+    return _results(reference, Float64(), inputs, len(shifts))
 
 
 def _batch(reference: Reference, unit: float, accumulate: float, seed: int, runs: int) -> list[Results]:
-    """Results of several runs, computed along a dimension of their own."""
+    """Results of several rounded runs, computed along a dimension of their own."""
     mode = reference.rounding(unit, accumulate, seed, runs=runs)
+    wide = _wide(reference.inputs(), runs)
+    return _results(reference, mode, {n: v * (1 + mode.unit * mode.noise(v)) for n, v in wide.items()}, runs)
+
+
+def _wide(inputs: dict[str, Any], runs: int) -> dict[str, torch.Tensor]:
+    """The inputs with digits after the point, in float64, once for each run."""
+    wide = {n: v.contiguous().to(promoted(v.dtype, torch.float64)) for n, v in inputs.items() if inexact(v)}
+    return {name: value.expand(runs, *value.shape) for name, value in wide.items()}
+
+
+def _results(reference: Reference, mode: Float64, each: dict[str, torch.Tensor], runs: int) -> list[Results]:
+    """Results of several runs whose inputs stand along a first dimension."""
     inputs = reference.inputs()
     names = make.differentiable(reference.spec, inputs)
-    batched: dict[str, torch.Tensor] = {}
-    for name, value in inputs.items():
-        if inexact(value):
-            value = value.contiguous().to(promoted(value.dtype, torch.float64)).expand(runs, *value.shape)
-            batched[name] = (value * (1 + mode.unit * mode.noise(value))).detach().requires_grad_(name in names)
+    batched = {name: value.detach().requires_grad_(name in names) for name, value in each.items()}
     wider = (g.to(promoted(g.dtype, torch.float64)) for g in reference.grad_outs())
     gs = [g.expand(runs, *g.shape).contiguous() for g in wider]
 

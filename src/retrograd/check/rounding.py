@@ -21,7 +21,6 @@ from retrograd.check.operators import (
     DECIDING,
     EXACT_RESULTS,
     EXTREMA,
-    FACTORS,
     KEEPING,
     NORMS,
     OF_NAN,
@@ -31,6 +30,7 @@ from retrograd.check.operators import (
     WHOLE_SUMS,
     about,
 )
+from retrograd.check.rounding_errors import product_error, reduction_error, square
 from retrograd.compat.torch_dispatch import UnwrappedMode, resolving, tree_leaves, tree_map_only
 from retrograd.compat.torch_tensors import is_zeros_without_memory
 
@@ -60,18 +60,16 @@ def _factors(device: torch.device, unit: float) -> torch.Tensor:
     return _pool(device) * unit + 1.0
 
 
-def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
-    """Spread, in units of rounding, of adding the terms one by one in any order.
+@cache
+def _each_twice(runs: int, device: torch.device) -> torch.Tensor:
+    """The number of the pair of each run."""
+    return torch.arange(runs, device=device) // 2
 
-    n roundings of partial sums S_k: sqrt(sum S_k^2), whose expectation over orders is
-    sqrt(n S^2 / 3 + n sum(t^2) / 6) (Higham & Mary 2019 give the same sqrt(n) growth).
-    """
-    if not x.ndim:  # PyTorch lets a number be added up along dimension 0
-        return torch.zeros_like(out)
-    dims = list(range(x.ndim)) if dim is None or dim == [] else ([dim] if isinstance(dim, int) else list(dim))
-    n = math.prod(x.shape[d] for d in dims) if dims else 1
-    squares = _square(x).sum(dims, keepdim).add_(_square(out), alpha=2) if dims else 3 * _square(x)
-    return squares.mul_(max(n - 1, 0) / 6).sqrt_()
+
+@lru_cache(maxsize=1 << 12)
+def _taken(runs: int, others: int, device: torch.device) -> torch.Tensor:
+    """The run whose values each has: the other of its pair where a bit of `others` is set."""
+    return torch.tensor([run ^ (others >> run & 1) for run in range(runs)], device=device)
 
 
 def _unplaced(first: torch.Tensor, results: Any) -> bool:
@@ -79,37 +77,6 @@ def _unplaced(first: torch.Tensor, results: Any) -> bool:
     chosen = next((t for t in results if isinstance(t, torch.Tensor) and t.is_floating_point()), first)
     ends = [end for end in (math.inf, -math.inf) if bool((chosen == end).any())]
     return bool(first.isnan().any()) or any(int((first == end).sum()) > 1 for end in ends)
-
-
-def _square(t: torch.Tensor) -> torch.Tensor:
-    return t.abs().square_() if t.is_complex() else t.square()
-
-
-def _squares_of_terms(name: str, args: tuple[Any, ...]) -> torch.Tensor:
-    """The sum of the squares of what a product of matrices adds up, an element each."""
-    kind, first = FACTORS[name]
-    return getattr(_ATEN, kind)(_square(args[first]), _square(args[first + 1]))
-
-
-def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    if name in ("sum", "mean"):
-        x = args[0]
-        dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-        n = x.numel() / max(out.numel(), 1)
-        scaled = out * n if name == "mean" else out
-        error = _sum_error(scaled, x, dim, keep)
-        return error / max(n, 1) if name == "mean" else error
-    if name in ("mm", "bmm"):
-        n = args[0].shape[-1]
-        squares = _squares_of_terms(name, args)
-        return (max(n - 1, 0) * (_square(out) / 3 + squares / 6)).sqrt()
-    if name.startswith("_fft_"):  # errors of a transform are of the size of all of it, and grow with its depth
-        return math.sqrt(math.log2(max(out.numel(), 2))) * _square(out).mean().sqrt().expand(out.shape)
-    if name in ("cumsum", "addmm", "baddbmm", "convolution", "index_add", "scatter_add", "embedding_dense_backward"):
-        widest = max((a.shape[-1] for a in args if isinstance(a, torch.Tensor) and a.ndim), default=1)
-        return math.sqrt(widest / 3) * (out.abs() + _square(out).mean().sqrt())
-    return None
 
 
 def _chooses(name: str, args: tuple[Any, ...]) -> bool:
@@ -156,18 +123,6 @@ def _size(value: Any) -> Any:
 
 def _lift(t: torch.Tensor) -> torch.Tensor:
     return t.to(_LIFTED.get(t.dtype, t.dtype))
-
-
-def _product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
-    """Spread, in units of rounding, of a product of matrices whose elements are rounded: root of the sum of squares.
-
-    Both factors of each of the n terms are, so sqrt(2) of the terms' size.
-    """
-    if name in FACTORS:
-        return (2 * _squares_of_terms(name, args)).sqrt()
-    if name == "mul":
-        return math.sqrt(2) * out  # noise has no sign
-    return math.sqrt(2) * _square(out).mean().sqrt().expand(out.shape)
 
 
 def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
@@ -264,7 +219,10 @@ class Float64(UnwrappedMode):
         runs = self._runs if t.ndim and t.shape[0] % self._runs == 0 else 1
         pairs = -(-runs // 2)
         each = self._cut(_factors(t.device, unit), (pairs, *[1] * (t.ndim - 1)) if t.ndim else ())
-        return each.repeat_interleave(2, 0)[:runs].repeat_interleave(t.shape[0] // runs, 0) if runs > 1 else each
+        if runs == 1:
+            return each
+        each = each.index_select(0, _each_twice(runs, t.device))
+        return each if t.shape[0] == runs else each.repeat_interleave(t.shape[0] // runs, 0)
 
     def _of_another_run(self, t: torch.Tensor) -> torch.Tensor:
         """In half of the runs the values of the other of a pair, where these are near: as computed a second time.
@@ -272,14 +230,16 @@ class Float64(UnwrappedMode):
         What cancels exactly where one product is used twice does not where an implementation has it twice, each from
         factors with fewer bits: do v less the sum of p (do v) may be do v less do o.
         """
-        whole = t.dtype == torch.float64 and t.ndim and t.numel() and t.shape[0] % self._runs == 0
-        if not whole or self._runs % 2:
+        runs = self._runs
+        if t.dtype != torch.float64 or not t.ndim or not t.numel() or runs % 2 or t.shape[0] % runs:
             return t
-        taken = torch.tensor([run ^ (self._place() < 0.5) for run in range(self._runs)], device=t.device)
-        apart = t if t.shape[0] == self._runs else t.unflatten(0, (self._runs, -1))
-        other = apart.index_select(0, taken).view_as(t)
-        near = torch.linalg.vector_norm(other - t) <= _ANOTHER_RUN * torch.linalg.vector_norm(t)
-        return other if bool(near) else t
+        taken = _taken(runs, int(self._place() * 2**runs), t.device)
+        if t.shape[0] == runs:
+            other = t.index_select(0, taken)
+        else:
+            other = t.unflatten(0, (runs, -1)).index_select(0, taken).view_as(t)
+        near = torch.dist(other, t).item() <= _ANOTHER_RUN * torch.linalg.vector_norm(t).item()
+        return other if near else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in args:
@@ -322,7 +282,7 @@ class Float64(UnwrappedMode):
             return out
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
-            extra = _reduction_error(name, out, args, kwargs) if counted and out.numel() else None
+            extra = reduction_error(name, out, args, kwargs) if counted and out.numel() else None
             if self.products and counted and out.numel() and name in self._multiplying:
                 out, extra = self._cut_factors(name, out, args, extra)
             return self._perturb(out, extra)
@@ -344,10 +304,10 @@ class Float64(UnwrappedMode):
         """A product whose factors have fewer bits, and what then adds to its spread."""
         if not isinstance(args[1], torch.Tensor):
             return out, extra
-        coarse = self.products / self.accumulate * _product_error(name, out, args)
+        coarse = self.products / self.accumulate * product_error(name, out, args)
         # Both factors may be cut towards zero, and then all of a product is too small by up to so much.
         out = out * self._factor_of_runs(out, 2.0 * self.products)
-        return out, coarse if extra is None else (_square(extra) + _square(coarse)).sqrt()
+        return out, coarse if extra is None else (square(extra) + square(coarse)).sqrt()
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         # What is not added up overflows in the op's own precision as well, or is not chosen.

@@ -60,14 +60,12 @@ def attend(inputs: MsdaInputs, spec: MsdaSpec, coordinates_in: torch.dtype | Non
     if low != inner:
         # Left of a level, where the cell is -1, the difference is rounded too: -2^-30 is at 1 in float32.
         fraction = fraction + ((position.detach().to(low) - cell.to(low)).to(inner) - fraction.detach())
-    column, row = cell.to(torch.int64).unbind(dim=-1)  # [B, Q, H, K]
     # A pixel of zeros in front stands for all that lies outside.
     padded = torch.nn.functional.pad(value.to(inner), (0, 0, 0, 0, 1, 0))  # [B, 1 + S, H, C]
-    sample = torch.zeros((), dtype=inner, device=value.device)
-    for y in (0, 1):
-        for x in (0, 1):
-            share = _share(fraction[..., 0], x) * _share(fraction[..., 1], y)
-            sample = sample + share[..., None] * _pixels(padded, column + x, row + y, reachable, where)
+    across, down = torch.stack((1 - fraction, fraction), dim=-2).unbind(dim=-1)  # [B, Q, H, K, 2]
+    share = (down[..., :, None] * across[..., None, :]).flatten(-2)  # [B, Q, H, K, 4], the corners of a cell
+    pixels = _pixels(padded, _corners(cell.to(torch.int64)), reachable, where)
+    sample = (share[..., None] * pixels).sum(dim=-2)
     return (weights.to(inner)[..., None] * sample).sum(dim=3).to(value.dtype)
 
 
@@ -91,20 +89,19 @@ def _positions(
     return torch.where(reachable[..., None], position, 0.0), reachable
 
 
-def _share(fraction: torch.Tensor, corner: int) -> torch.Tensor:
-    """How much of a corner is in the sample, along one axis."""
-    return fraction if corner else 1 - fraction
+def _corners(cell: torch.Tensor) -> torch.Tensor:
+    """[B, Q, H, K, 4, 2] (x, y) of the pixels around: a row, then the one below."""
+    corner = torch.arange(4, dtype=cell.dtype, device=cell.device)
+    return cell[..., None, :] + torch.stack((corner % 2, corner // 2), dim=-1)
 
 
-def _pixels(
-    padded: torch.Tensor, x: torch.Tensor, y: torch.Tensor, reachable: torch.Tensor, where: PointLevels
-) -> torch.Tensor:
-    """[B, Q, H, K, C] values at (x, y), zeros outside; `padded` has a pixel of zeros first."""
-    width, height = where.size.unbind(dim=-1)
-    inside = reachable & (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    index = torch.where(inside, 1 + where.start + y * width + x, 0).transpose(1, 2)  # [B, H, Q, K]
-    batch, heads, queries, points = index.shape
+def _pixels(padded: torch.Tensor, place: torch.Tensor, reachable: torch.Tensor, where: PointLevels) -> torch.Tensor:
+    """[B, Q, H, K, 4, C] values at places (x, y), zeros outside; `padded` has a pixel of zeros first."""
+    size = where.size[:, None]
+    inside = reachable[..., None] & ((place >= 0) & (place < size)).all(dim=-1)
+    column, row = place.unbind(dim=-1)
+    index = torch.where(inside, 1 + where.start[:, None] + row * size[..., 0] + column, 0).transpose(1, 2)
     channels = padded.shape[-1]
-    columns = index.reshape(batch, heads, queries * points, 1).expand(-1, -1, -1, channels)
-    gathered = padded.transpose(1, 2).gather(2, columns)  # [B, H, Q * K, C]
-    return gathered.view(batch, heads, queries, points, channels).transpose(1, 2)
+    columns = index.flatten(2)[..., None].expand(-1, -1, -1, channels)  # [B, H, Q * K * 4, C]
+    gathered = padded.transpose(1, 2).gather(2, columns)
+    return gathered.view(*index.shape, channels).transpose(1, 2)

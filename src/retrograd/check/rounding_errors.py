@@ -1,0 +1,71 @@
+"""Errors of sums and products, in units of rounding: what adding up in any order leaves, and factors of fewer bits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from retrograd.check.operators import FACTORS
+
+_ATEN = torch.ops.aten
+
+
+def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
+    """Spread, in units of rounding, of adding the terms one by one in any order.
+
+    n roundings of partial sums S_k: sqrt(sum S_k^2), whose expectation over orders is
+    sqrt(n S^2 / 3 + n sum(t^2) / 6) (Higham & Mary 2019 give the same sqrt(n) growth).
+    """
+    if not x.ndim:  # PyTorch lets a number be added up along dimension 0
+        return torch.zeros_like(out)
+    dims = list(range(x.ndim)) if dim is None or dim == [] else ([dim] if isinstance(dim, int) else list(dim))
+    n = math.prod(x.shape[d] for d in dims) if dims else 1
+    squares = square(x).sum(dims, keepdim).add_(square(out), alpha=2) if dims else 3 * square(x)
+    return squares.mul_(max(n - 1, 0) / 6).sqrt_()
+
+
+def square(t: torch.Tensor) -> torch.Tensor:
+    """The squares of sizes."""
+    return t.abs().square_() if t.is_complex() else t.square()
+
+
+def _squares_of_terms(name: str, args: tuple[Any, ...]) -> torch.Tensor:
+    """The sum of the squares of what a product of matrices adds up, an element each."""
+    kind, first = FACTORS[name]
+    return getattr(_ATEN, kind)(square(args[first]), square(args[first + 1]))
+
+
+def reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Spread, in units of rounding, of what an operator adds up; None where it adds nothing up."""
+    if name in ("sum", "mean"):
+        x = args[0]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+        n = x.numel() / max(out.numel(), 1)
+        scaled = out * n if name == "mean" else out
+        error = _sum_error(scaled, x, dim, keep)
+        return error / max(n, 1) if name == "mean" else error
+    if name in ("mm", "bmm"):
+        n = args[0].shape[-1]
+        squares = _squares_of_terms(name, args)
+        return (max(n - 1, 0) * (square(out) / 3 + squares / 6)).sqrt()
+    if name.startswith("_fft_"):  # errors of a transform are of the size of all of it, and grow with its depth
+        return math.sqrt(math.log2(max(out.numel(), 2))) * square(out).mean().sqrt().expand(out.shape)
+    if name in ("cumsum", "addmm", "baddbmm", "convolution", "index_add", "scatter_add", "embedding_dense_backward"):
+        widest = max((a.shape[-1] for a in args if isinstance(a, torch.Tensor) and a.ndim), default=1)
+        return math.sqrt(widest / 3) * (out.abs() + square(out).mean().sqrt())
+    return None
+
+
+def product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
+    """Spread, in units of rounding, of a product of matrices whose elements are rounded: root of the sum of squares.
+
+    Both factors of each of the n terms are, so sqrt(2) of the terms' size.
+    """
+    if name in FACTORS:
+        return (2 * _squares_of_terms(name, args)).sqrt()
+    if name == "mul":
+        return math.sqrt(2) * out  # noise has no sign
+    return math.sqrt(2) * square(out).mean().sqrt().expand(out.shape)
