@@ -16,7 +16,7 @@ from retrograd.errors import GraphError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Graph
 from retrograd.graph.readers.mlir_attributes import blobs_of
-from retrograd.graph.readers.text_operations import Module, Operation, Region, TextReader, Value
+from retrograd.graph.readers.text_operations import TextModule, TextOperation, TextReader, TextRegion, TextValue
 
 _T = r"tensor<(?:[0-9]+x)*(?:[a-z][a-z0-9A-Z]*|complex<f(?:32|64)>)>"
 _V = r"%[\w$.\-]+(?:#[0-9]+)?"
@@ -97,7 +97,7 @@ class _Parser:
     def __init__(self, lines: list[str]) -> None:
         self.lines = [line.strip() for line in lines]
         self.at = 0
-        self.values: dict[str, Value] = {}
+        self.values: dict[str, TextValue] = {}
 
     def next(self) -> str:
         """The next line; blank ones do not count."""
@@ -106,17 +106,17 @@ class _Parser:
             if line := self.lines[self.at - 1]:
                 return line
 
-    def module(self) -> Module:
+    def module(self) -> TextModule:
         match = _whole(_MODULE, self.next())
         attributes = {"sym_name": f'"{match[1]}"'} | _entries(match[2] or "")
-        functions: list[Operation] = []
+        functions: list[TextOperation] = []
         while (line := self.next()) != "}":
             functions.append(self.function(_whole(_FUNCTION, line)))
         if any(self.lines[self.at :]):
             raise _UnknownError
-        return Module(dict(sorted(attributes.items())) if len(attributes) > 1 else attributes, functions)
+        return TextModule(dict(sorted(attributes.items())) if len(attributes) > 1 else attributes, functions)
 
-    def function(self, match: re.Match[str]) -> Operation:
+    def function(self, match: re.Match[str]) -> TextOperation:
         line, self.values = self.at, {}
         end = brackets.closing(match.string, match.end() - 1)
         arguments = [_whole(_ARGUMENT, part) for part in _split(match.string[match.end() : end])]
@@ -126,14 +126,14 @@ class _Parser:
         attributes: dict[str, Any] = {"sym_name": f'"{match[2]}"', "sym_visibility": f'"{match[1] or "public"}"'}
         for key, own in zip(("arg_attrs", "res_attrs"), notes, strict=True):
             attributes |= {key: own} if any(own) else {}
-        operation = Operation("func.func", [], attributes, [], line)
+        operation = TextOperation("func.func", [], attributes, [], line)
         operation.regions.append(self.region([(a[1], a[2]) for a in arguments], "}", [r[1] for r in results]))
         return operation
 
-    def region(self, arguments: list[tuple[str, str]], end: str, types: list[str] | None = None) -> Region:
+    def region(self, arguments: list[tuple[str, str]], end: str, types: list[str] | None = None) -> TextRegion:
         """Operations up to the line that closes the region, the last of which returns values of these types."""
         outer, self.values = self.values, dict(self.values)
-        region = Region([self.define(name, type) for name, type in arguments], [])
+        region = TextRegion([self.define(name, type) for name, type in arguments], [])
         while (
             (line := self.next()) != end
             and not (end == "})" and _CLOSED.match(line))
@@ -148,16 +148,16 @@ class _Parser:
         self.values = outer
         return region
 
-    def define(self, name: str, type: str) -> Value:
+    def define(self, name: str, type: str) -> TextValue:
         if name in self.values:
             raise _UnknownError
-        value = self.values[name] = Value(name[1:], type)
+        value = self.values[name] = TextValue(name[1:], type)
         return value
 
-    def used(self, names: str) -> list[Value]:
+    def used(self, names: str) -> list[TextValue]:
         return [self.values[name] for name in names.split(", ")] if names else []
 
-    def operation(self, line: str) -> Operation:
+    def operation(self, line: str) -> TextOperation:
         match = _RESULT.match(line)
         name, number, text = match.groups()  # type: ignore[union-attr]
         place = self.at
@@ -167,13 +167,13 @@ class _Parser:
             raise _UnknownError
         names = [f"{name}#{k}" for k in range(count)] if number else [name] if name else []
         results = [self.define(own, type) for own, type in zip(names, types, strict=True)]
-        operation = Operation(
+        operation = TextOperation(
             kind, operands, dict(sorted(attributes.items())) if len(attributes) > 1 else attributes, results, place
         )
         operation.regions = regions
         return operation
 
-    def form(self, text: str) -> tuple[str, list[Value], dict[str, Any], list[str], list[Region]]:
+    def form(self, text: str) -> tuple[str, list[TextValue], dict[str, Any], list[str], list[TextRegion]]:
         """What an operation is: name, operands, attributes, types of results, regions."""
         word = text.partition(" ")[0].partition("(")[0]
         pattern, read = _FORMS.get(word, _GENERIC_FORM if word.startswith('"') else _PLAIN_FORM)
@@ -235,10 +235,10 @@ class _Parser:
         if match[3] not in _APPLIED:
             raise _UnknownError
         scalar = operands[1].type
-        left, right, result = Value("lhs", scalar), Value("rhs", scalar), Value(match[3][10:], scalar)
+        left, right, result = TextValue("lhs", scalar), TextValue("rhs", scalar), TextValue(match[3][10:], scalar)
         line = self.at
-        applied = Operation(match[3], [left, right], {}, [result], line)
-        region = Region([left, right], [applied, Operation("return", [result], {}, [], line)])
+        applied = TextOperation(match[3], [left, right], {}, [result], line)
+        region = TextRegion([left, right], [applied, TextOperation("return", [result], {}, [], line)])
         return "stablehlo.reduce", operands, {"dimensions": _array(match[4])}, _results(operands, match[5]), [region]
 
     def convolution(self, match: re.Match[str]) -> Any:
@@ -269,7 +269,7 @@ class _Parser:
 
     def generic(self, match: re.Match[str]) -> Any:
         operands, attributes, signature = self.used(match[2]), _entries(match[3] or ""), match[4]
-        regions: list[Region] = []
+        regions: list[TextRegion] = []
         while signature is None:
             line = self.next()
             block = _BLOCK.match(line)
@@ -306,7 +306,7 @@ _FORMS: dict[str, tuple[re.Pattern[str], Callable[[_Parser, re.Match[str]], Any]
 }
 
 
-def _results(operands: list[Value], signature: str, name: str = "") -> list[str]:
+def _results(operands: list[TextValue], signature: str, name: str = "") -> list[str]:
     """The types of the results; each operand has to be of the type that the signature repeats."""
     own = [value.type for value in operands]
     before, arrow, after = signature.rpartition(" -> ")

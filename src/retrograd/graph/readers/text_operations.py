@@ -7,7 +7,7 @@ from typing import Any
 from retrograd.graph.readers.mlir_module import ModuleReader
 
 
-class Value:
+class TextValue:
     """A value with its name and type."""
 
     __slots__ = ("name", "type")
@@ -16,42 +16,42 @@ class Value:
         self.name, self.type = name, type
 
 
-class Operation:
+class TextOperation:
     """An operation; `location` is its line."""
 
     __slots__ = ("attributes", "location", "name", "operands", "regions", "results")
 
     def __init__(
-        self, name: str, operands: list[Value], attributes: dict[str, Any], results: list[Value], line: int
+        self, name: str, operands: list[TextValue], attributes: dict[str, Any], results: list[TextValue], line: int
     ) -> None:
         self.name, self.operands, self.attributes = name, operands, attributes
         self.results, self.location = results, line
-        self.regions: list[Region] = []
+        self.regions: list[TextRegion] = []
 
     @property
-    def operation(self) -> Operation:
+    def operation(self) -> TextOperation:
         return self
 
 
-class Region:
+class TextRegion:
     """A region of one block."""
 
     __slots__ = ("arguments", "operations")
 
-    def __init__(self, arguments: list[Value], operations: list[Operation]) -> None:
+    def __init__(self, arguments: list[TextValue], operations: list[TextOperation]) -> None:
         self.arguments, self.operations = arguments, operations
 
     @property
-    def blocks(self) -> list[Region]:
+    def blocks(self) -> list[TextRegion]:
         return [self]
 
 
-class Module:
+class TextModule:
     """A module: its attributes, and its functions as the operations of its body."""
 
-    def __init__(self, attributes: dict[str, Any], operations: list[Operation]) -> None:
-        self.operation = Operation("builtin.module", [], attributes, [], 1)
-        self.body = Region([], operations)
+    def __init__(self, attributes: dict[str, Any], operations: list[TextOperation]) -> None:
+        self.operation = TextOperation("builtin.module", [], attributes, [], 1)
+        self.body = TextRegion([], operations)
 
 
 class TextReader(ModuleReader):
@@ -60,5 +60,5 @@ class TextReader(ModuleReader):
     def where(self, location: int) -> tuple[str, int]:
         return "", self.first + location - 1
 
-    def name(self, value: Value) -> str:
+    def name(self, value: TextValue) -> str:
         return value.name
