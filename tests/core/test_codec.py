@@ -122,7 +122,18 @@ def test_random_records_survive(kind):
 
 # Fields that came after the records were written; they are at their defaults, which are empty.
 ADDED = {
-    "Report": {"accepted", "acceptances", "between", "compared", "gradients", "place", "sizes", "uncompared"},
+    "Report": {
+        "accepted",
+        "acceptances",
+        "between",
+        "budget",
+        "compared",
+        "gradients",
+        "left_out",
+        "place",
+        "sizes",
+        "uncompared",
+    },
     "Diff": {"passes", "unknown"},
     "Provenance": {"births", "rank", "ranks"},
     "Log": {"group"},
