@@ -28,7 +28,8 @@ _PLAIN = re.compile(rf"(stablehlo|chlo)\.(\w+) ({_V}(?:, {_V})*)((?:, \w+ = \[[0
 _LISTS = re.compile(r", (\w+) = \[([0-9, \-]*)\]")
 # A number as MLIR prints it: another spelling of an equal one would be another constant.
 _NUMBER = (
-    r"(?:-?[0-9]\.[0-9]{6}e[+-][0-9]{2}|-?[0-9]+|-?[0-9.]{9,}(?:E[+-][0-9]+)?|0x[0-9A-F]+|true|false)(?=[\](), >])"
+    r"(?:-?[1-9]\.[0-9]{6}e[+-][0-9]{2}|-?0\.000000e\+00|0|-?[1-9][0-9]*|-?[0-9.]{9,}(?:E[+-][0-9]+)?"
+    r"|0x[0-9A-F]+|true|false)(?=[\](), >])"
 )
 _CONSTANT = re.compile(rf"stablehlo\.constant (dense<(?:(?:[\[\](), ]++|{_NUMBER})*+|\"0x[0-9A-F]*+\")>) : ({_T})\Z")
 _COMPARE = re.compile(rf"stablehlo\.compare ([A-Z]+), ({_V}), ({_V}), ([A-Z]+) : (.*)\Z")
@@ -53,12 +54,18 @@ _GENERIC = re.compile(rf'"((?:stablehlo|chlo)\.\w+)"\(((?:{_V}(?:, {_V})*)?)\)(?
 _CLOSED = re.compile(r"\}\) : (.*)\Z")
 _BLOCK = re.compile(rf"\^bb0\(({_V}: {_T}(?:, {_V}: {_T})*)\):\Z")
 _RETURN = re.compile(rf"(?:(?:func|stablehlo)\.)?return(?: ({_V}(?:, {_V})*) : (.*))?\Z")
-_FUNCTION = re.compile(r"func\.func (?:(public|private) )?@([\w.$\-]+)\(")
+_FUNCTION = re.compile(r"func\.func (?:(public|private) )?@([A-Za-z_][\w.$]*)\(")
 _AFTER = re.compile(r"\) (?:-> (.*) )?\{\Z")
 _ARGUMENT = re.compile(rf"({_V}): ({_T})(?: \{{(.*)\}})?\Z")
 _OUTPUT = re.compile(rf"({_T})(?: \{{(.*)\}})?\Z")
-_MODULE = re.compile(r"module @([\w.$\-]+)(?: attributes \{(.*)\})? \{\Z")
-_ENTRY = re.compile(r"([\w.$\-]+)(?: = (.+))?\Z", re.DOTALL)
+_MODULE = re.compile(r"module @([A-Za-z_][\w.$]*)(?: attributes \{(.*)\})? \{\Z")
+# Values of attributes: strings, numbers, arrays, enumerations and dimension numbers of StableHLO.
+_ENTRY = re.compile(
+    r"([A-Za-z_][\w.$]*)(?: = (\"[^\"\\]*+\"|-?[0-9]+ : [su]?i(?:1|8|16|32|64)|true|false"
+    r"|array<i64(?:: -?[0-9]+(?:, -?[0-9]+)*+)?>|array<i1: (?:true|false)(?:, (?:true|false))*+>"
+    r"|dense<[\[\]0-9, \-]*+> : tensor<(?:[0-9]+x)*i64>|#stablehlo[.<][\w\[\]=, :>\-]*+"
+    r"|#stablehlo\.\w+<[^<>]*+>|\[#stablehlo<precision \w+>(?:, #stablehlo<precision \w+>)*+\]))?\Z"
+)
 _SPLIT = re.compile(r'"(?:[^"\\]++|\\.)*+"|[(\[{<]|[)\]}]|(?<!-)>|,')
 # Lists in a line, by the operation, and what the attributes are called.
 _NAMED = {
@@ -121,7 +128,7 @@ class _Parser:
         end = brackets.closing(match.string, match.end() - 1)
         arguments = [_whole(_ARGUMENT, part) for part in _split(match.string[match.end() : end])]
         outputs = _whole(_AFTER, match.string[end:])[1] or "()"
-        results = [_whole(_OUTPUT, part) for part in _split(outputs[1:-1] if outputs.startswith("(") else outputs)]
+        results = [_whole(_OUTPUT, part) for part in _split(_inner(outputs))]
         notes = [_entries(argument[3] or "") for argument in arguments], [_entries(r[2] or "") for r in results]
         attributes: dict[str, Any] = {"sym_name": f'"{match[2]}"', "sym_visibility": f'"{match[1] or "public"}"'}
         for key, own in zip(("arg_attrs", "res_attrs"), notes, strict=True):
@@ -311,10 +318,10 @@ def _results(operands: list[TextValue], signature: str, name: str = "") -> list[
     own = [value.type for value in operands]
     before, arrow, after = signature.rpartition(" -> ")
     if arrow:
-        types = _types(before[1:-1] if before.startswith("(") else before)
+        types = _types(_inner(before))
         if types != own:
             raise _UnknownError
-        return _types(after[1:-1] if after.startswith("(") else after)
+        return _types(_inner(after))
     types = _types(signature)
     if name == "optimization_barrier" or (name == "select" and len(types) == 2):
         expected = types if name == "optimization_barrier" else [types[0], types[1], types[1]]
@@ -329,6 +336,13 @@ def _results(operands: list[TextValue], signature: str, name: str = "") -> list[
     if len(types) != 1 or any(type != types[0] for type in own):
         raise _UnknownError
     return types
+
+
+def _inner(text: str) -> str:
+    """What stands in the brackets, if there are any."""
+    if text.startswith("(") != text.endswith(")"):
+        raise _UnknownError
+    return text[1:-1] if text.startswith("(") else text
 
 
 def _types(text: str) -> list[str]:
