@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,7 @@ def written(config: Any) -> str:
 
 
 @contextmanager
-def tuned_anew(tuner: Any, ordered: Callable[[list[Any]], Iterable[Any]]) -> Iterator[None]:
+def tuned_anew(tuner: Any, ordered: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
     """Have a tuner know nothing of what was chosen before, in this process or on disk, and forget it at the end.
 
     Args:

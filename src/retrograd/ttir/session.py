@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -213,15 +213,12 @@ class Session:
             self.chosen[name] = tuner.best_config
         return result
 
-    def _in_turn(self, name: str, configs: list[Any]) -> Iterator[Any]:
-        """The configurations of a kernel, from the one on that it is to run with, up to one that compiles."""
+    def _in_turn(self, name: str, configs: list[Any]) -> list[Any]:
+        """The configurations of a kernel, from the one on that it is to run with: what does not compile is left out."""
         self.configurations[name] = max(self.configurations.get(name, []), configs, key=len)
         start = self._configuration % len(configs) if self._tuned_kernel in ("", name) else 0
         self.chosen[name] = configs[start]
-        for config in (*configs[start:], *configs[:start]):
-            yield config
-            if self._tuned:  # no other is timed: to tell an autotuner so takes 0.2 ms each, and some have 80
-                return
+        return [*configs[start:], *configs[:start]]  # Triton 3.9 asks how many there are
 
     def tune(self, call: Callable[[], Any]) -> None:
         """Launch a configuration of an autotuned kernel twice, as its autotuner does many times, and undo it.
