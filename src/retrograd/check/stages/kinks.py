@@ -7,6 +7,7 @@ few elements at a time are put there, to the rounding of the dtype.
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 
 import torch
 
@@ -53,6 +54,7 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
     if not bends and not kinks.flips(context.runner.reference(case)):
         return
     run, truth, before = context.runner.run(case), context.oracle.truth(case), context.oracle.truth(plain)
+    widest = cache(partial(_widest, context, case, name, moved))  # up to 640 runs, for all tensors that are out
     for key, got in run.tensors.items():
         want = truth.want.get(key)
         if got is None or want is None:
@@ -61,12 +63,11 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
         ratio = _ratio(key, got, want, tol, interval)
         if bool((ratio > 1).any()):
             sure = (context.oracle.truth(c, tolerance.CONFIRM_RUNS) for c in (case, plain))
-            interval = _widest(context, case, name, moved)
-            ratio = _ratio(key, got, want, _allowed(case, key, *sure, interval), interval)
+            ratio = _ratio(key, got, want, _allowed(case, key, *sure, widest()), widest())
         if bool((ratio > 1).any()):
             worst = TensorComparison(ratio, got, want, float(ratio.max()))
             if not context.judge.another_algorithm(case, key, worst.worst):
-                out.findings.append(_finding(case, key, worst, interval))
+                out.findings.append(_finding(case, key, worst, widest()))
         elif key.startswith("grad "):
             sure = torch.where(interval.at[key], tol, before.floor[key]) if key in interval.at else before.floor[key]
             out.findings += context.judge.sums(case, key, got, want, sure)
