@@ -6,6 +6,7 @@ or rank 0 what all ranks have to do.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -132,6 +133,7 @@ def pipeline(wrong, rank):
 
 
 RECIPES = {"loop": loop, "trainer": trainer, "lightning": lightning, "zero": zero, "pipeline": pipeline}
+LIBRARIES = dict.fromkeys(RECIPES) | {"trainer": "transformers.trainer", "lightning": "lightning"}
 
 
 def train(case, rank, folder):
@@ -156,5 +158,7 @@ def job(case, rank, folder, record, begun=faults.job):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    for library in {LIBRARIES[case.partition(":")[0]] for case in sys.argv[1:]} - {None}:
+        importlib.import_module(library)  # once, before ranks are forked: it takes seconds
     faults.train, faults.job = train, job
     sys.stdout.write(json.dumps({case: faults.run(case, record=True) for case in sys.argv[1:]}))
