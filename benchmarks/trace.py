@@ -26,6 +26,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd import trace
+from retrograd.trace import tape
 from retrograd.trace.statistics import cpu
 
 
@@ -174,15 +176,17 @@ def row(name: str, operators: int, plain: list[float], recorded: list[float], af
 
 
 def parts() -> None:
-    """Print what statistics of one CPU tensor cost."""
-    for count in (64, 1 << 12, 1 << 18, 1 << 22):
-        x = torch.randn(count)
-        for histogram in (False, True):
-            best = min(seconds(lambda: cpu.measure(x, histogram), "cpu") for _ in range(200))  # noqa: B023
-            print(
-                f"{count:8} float32 on one core: {best * 1e6:9.1f} us, {best / count * 1e9:8.2f} ns an element"
-                f"{' with histogram' * histogram}"
-            )
+    """Print what statistics of one CPU tensor cost: by the tape for each width of vectors, and by NumPy."""
+    compiled = tape.load().measure
+    print("dtype elements by exponents us ns-an-element")
+    for dtype in (torch.float32, torch.bfloat16):
+        for count in (64, 1 << 12, 1 << 18, 1 << 22):
+            x = torch.randn(count).to(dtype)
+            for exponents in (False, True):
+                ways = {f"{w}-bytes": partial(compiled, x, exponents, w, trace.Exponents) for w in (16, 32, 64)}
+                for name, run in (*ways.items(), ("numpy", partial(cpu.measure, x, exponents))):
+                    best = min(seconds(run, "cpu") for _ in range(50))
+                    print(f"{dtype!s:14} {count:8} {name:8} {exponents:1} {best * 1e6:9.1f} {best / count * 1e9:8.2f}")
 
 
 def kernel() -> None:

@@ -12,6 +12,7 @@ import extensions
 import pytest
 import torch
 from test_trace_recording import CASES, after, compiled_step
+from test_trace_statistics import TENSORS
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformer import Transformer, line, train
@@ -82,10 +83,46 @@ def test_unusual_tensors_neither_break_nor_change(case):
     assert recorder.trace.ops
 
 
+def sized(count: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(count, generator=torch.Generator().manual_seed(count)) * 50).to(dtype)
+
+
+MEASURED = {name: cpu.as_real(x).contiguous() for name, x in TENSORS.items()}
+# Without elements, less than the 32 lanes, around blocks of digests (8192 bytes), more than a table of exponents counts.
+MEASURED |= {
+    f"{count} {dtype}": sized(count, dtype)
+    for count in (0, 1, 31, 32, 33, 1024, 2047, 4095, 4097, 9001)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64)
+}
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_numbers_are_those_of_numpy_to_the_bit_however_wide_the_vectors(width):
+    """Of the root mean square too, whose additions are in the order of 32 lanes."""
+    measure = tape.load().measure
+    for name, x in MEASURED.items():
+        for exponents in (False, True):
+            assert repr(measure(x, exponents, width, trace.Exponents)) == repr(cpu.measure(x, exponents)), name
+
+
+def test_the_sum_of_squares_has_the_order_that_is_promised():
+    """Other orders give other bits: 2^54 with ones beside it in its lane, which are lost, and in others, which are not."""
+    x = torch.zeros(96, dtype=torch.float64)
+    x[0] = 2.0**27
+    x[32] = x[64] = 1.0  # the same lane: each is lost beside 2^54
+    lost = cpu.measure(x)[2]
+    x[32] = x[64] = 0.0
+    assert cpu.measure(x)[2] == lost
+    x[1] = x[17] = 1.4142135623730951  # lanes of their own, joined before they meet the large number
+    assert cpu.measure(x)[2] != lost
+
+
 @pytest.fixture
 def late(monkeypatch):
     """Statistics come as from a GPU: once the records are made, when many of the tensors are long gone."""
+    monkeypatch.setattr(engine, "table_limits", lambda: ("cpu", 0, 1 << 20))  # tensors of a CPU wait, too
     rows: list[Any] = []
+    taken: list[Any] = []
 
     def request_all(_: StatisticsCollector, tensors: list[Any]) -> None:
         rows.extend((take, cpu.measure(tensor)) for tensor, take in tensors)
@@ -94,13 +131,16 @@ def late(monkeypatch):
         while rows:
             take, row = rows.pop(0)
             take(row)
+            taken.append(row)
 
     monkeypatch.setattr(StatisticsCollector, "request_all", request_all)
     monkeypatch.setattr(StatisticsCollector, "collect", collect)
+    return taken
 
 
 def test_numbers_that_come_late_find_values_that_are_gone(late):
     ops = recorded("tape", "cpu", level="fast")
+    assert late
     missing = {op.name for op in ops for s in op.outputs if op.phase == "backward" and s.nan is None}
     assert missing <= {"aten.empty.memory_format", "aten.detach.default"}
     assert any(op.phase == "backward" and op.outputs and op.outputs[0].low is not None for op in ops)

@@ -29,7 +29,7 @@ _LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
 class Extension:
     """A C++ source that defines a module of Python."""
 
-    source: Path  # the file
+    source: Path  # the file, which may include headers beside it
     module: str  # the name in its PyInit_
     label: str  # the beginning of the library's name
     again: str  # how a person has it built again, for messages
@@ -77,7 +77,8 @@ class Extension:
 
     def file_name(self) -> str:
         """Names source, flags, torch, Python and machine."""
-        facts = [self.source.read_text(), *flags(), torch.__version__, str(torch.version.git_version)]
+        files = [self.source, *sorted(self.source.parent.glob("*.h"))]
+        facts = [*(file.read_text() for file in files), *flags(), torch.__version__, str(torch.version.git_version)]
         facts += [str(sysconfig.get_config_var("SOABI")), platform.machine()]
         return f"{self.label}-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:20]}.so"
 
@@ -87,7 +88,7 @@ def flags() -> tuple[str, ...]:
     root = _torch_root()
     includes = (root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_path("include")))
     return (
-        *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *("-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-isystem{path}" for path in includes),
         *(f"-L{root / 'lib'}", "-Wl,--no-as-needed"),

@@ -14,7 +14,7 @@ from retrograd.trace import kernel_launches
 from retrograd.trace.compiled_regions import BACKWARD_RAN, FORWARD_CODE_RAN, CompiledRegions
 from retrograd.trace.observer import Observer, PendingOp, is_wrapper_subclass
 from retrograd.trace.operator_schemas import Operator
-from retrograd.trace.schema import PHASES
+from retrograd.trace.schema import PHASES, Exponents
 from retrograd.trace.source_lines import Line, code_role
 from retrograd.trace.statistics.collector import table_limits
 from retrograd.trace.statistics.cpu import StatisticsRow
@@ -100,13 +100,14 @@ class TapeObserver(Observer):
         if not self._recording:
             last, self._last = self._last, []
             return last
-        new_values, events, links, lines, strings, renamed = self._tape.drain()
+        new_values, rows, events, links, lines, strings, renamed = self._tape.drain()
         self._lines += lines
         self._strings += [string.decode("utf-8", "replace") for string in strings]
         values = self._values
         for number, *fields in new_values:
             values[number] = Value(number, *fields)
             values[number].row = self._rows.pop(number, None)
+        self._set_rows(rows)
         for number, source, repeats, ordered in links:
             value = values[number]
             value.requested, value.source, value.repeats, value.ordered = True, values[source], repeats, ordered
@@ -174,6 +175,7 @@ class TapeObserver(Observer):
         self._unrecorded(self._recorder.read)
 
     role = staticmethod(code_role)
+    exponents = Exponents
 
     def module(self, inner: Any, outer: Any) -> str:
         """The path of a module that was not known; its whole tree is known from now on."""

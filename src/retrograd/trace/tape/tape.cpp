@@ -30,6 +30,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "measure.h"
+
 namespace {
 
 namespace py = pybind11;
@@ -118,6 +120,7 @@ struct State {
   std::vector<Event> events;
   std::vector<Held> made;
   std::vector<Waiting> waiting;
+  std::vector<std::pair<int64_t, measure::Row>> rows;  // of values by number
   py::list links, new_lines, new_words, renamed;
   int64_t bytes = 0, batch = 0;
   c10::Stream stream{c10::Stream::UNSAFE, at::Device(at::kCPU), 0};
@@ -196,18 +199,10 @@ struct Group {
   std::vector<std::array<int64_t, 3>> rows;
 };
 
-bool takes(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat: case at::kBFloat16: case at::kHalf: case at::kDouble: case at::kLong: case at::kInt:
-    case at::kShort: case at::kChar: case at::kByte: case at::kBool: return true;
-    default: return false;
-  }
-}
-
 bool group(const State& s, Waiting& w, bool current, std::vector<Group>& groups) {
   auto& t = w.tensor;
   if (!s.few_bytes || t.device().type() != s.kind || t.layout() != at::kStrided || t.is_neg() || !t.numel() ||
-      !takes(t.scalar_type()))
+      !measure::takes(t.scalar_type()))
     return false;
   if (!t.is_contiguous()) {
     if (!current) return false;
@@ -285,11 +280,32 @@ bool has_numbers(const Tensor& t) {
       !t.is_quantized() && !t.is_meta();
 }
 
+// Whether the tensor was measured here: of a dense one on the CPU that is to be read now.
+bool measured(State& s, int64_t number, const Tensor& t) {
+  if (!t.is_cpu() || s.kind == at::kCPU || t.layout() != at::kStrided || t.is_neg() || !measure::takes(t.scalar_type()))
+    return false;
+  const auto count = t.numel();
+  if (count && t.storage().nbytes() < (size_t)t.element_size()) return false;
+  static const auto of = measure::widest(64);
+  if (t.is_contiguous()) {
+    s.rows.emplace_back(number, of(t.scalar_type(), t.const_data_ptr(), count, s.full));
+    return true;
+  }
+  c10::impl::ExcludeDispatchKeyGuard modes(c10::python_ks);
+  at::AutoDispatchBelowAutograd below;
+  quiet++;
+  const auto dense = t.contiguous();
+  quiet--;
+  s.rows.emplace_back(number, of(t.scalar_type(), dense.const_data_ptr(), count, s.full));
+  return true;
+}
+
 void ask(State& s, Value& v, const Tensor& tensor) {
   if (v.asked) return;
   v.asked = true;
   if (!has_numbers(tensor)) return;
   auto t = tensor.layout() == at::kSparse ? tensor._values() : tensor;
+  if (measured(s, v.number, t)) return;
   c10::Stream stream = s.stream;
   if (t.device().type() != at::kCPU) {
     stream = c10::impl::VirtualGuardImpl(t.device().type()).getStream(t.device());
@@ -730,6 +746,16 @@ py::tuple event(Event& e, const std::unordered_map<int64_t, const Operator*>& by
       py::cast(e.kernels));
 }
 
+py::tuple row(const measure::Row& r, const py::object& exponents) {
+  const py::object none = py::none();
+  const bool any = r.floating ? r.finite() : r.count;
+  const auto range = [&](double number) { return any ? py::object(py::float_(number)) : none; };
+  const auto count = [&](int64_t number) { return r.floating ? py::object(py::int_(number)) : none; };
+  return py::make_tuple(
+      range(r.low), range(r.high), range(r.rms), count(r.nan), count(r.inf), count(r.subnormal), r.zero, r.digest,
+      r.has_exponents ? exponents(r.least, numbers(r.positive), numbers(r.negative)) : none);
+}
+
 py::tuple drain() {
   State& s = *state;
   flush(s);
@@ -738,15 +764,20 @@ py::tuple drain() {
   // Taken away first: what is made here may run Python's finalizers, and another thread an operator.
   auto values = std::move(s.made);
   auto noted = std::move(s.events);
+  auto measured = std::move(s.rows);
   s.made.clear();
   s.events.clear();
+  s.rows.clear();
   py::list made, events;
   for (const auto& v : values)
     made.append(py::make_tuple(
         v->number, v->storage, numbers(v->sizes),
         py::reinterpret_borrow<py::object>((PyObject*)torch::getTHPDtype(v->dtype)), v->device.str(), v->name));
   for (auto& e : noted) events.append(event(e, by));
-  auto all = py::make_tuple(made, events, s.links, s.new_lines, s.new_words, s.renamed);
+  py::dict rows;
+  const auto exponents = s.python.attr("exponents");
+  for (const auto& [number, r] : measured) rows[py::int_(number)] = row(r, exponents);
+  auto all = py::make_tuple(made, rows, events, s.links, s.new_lines, s.new_words, s.renamed);
   s.links = py::list();
   s.new_lines = py::list();
   s.new_words = py::list();
@@ -834,5 +865,9 @@ PYBIND11_MODULE(retrograd_trace_tape, m) {
   m.def("kernel", [](const std::string& name) { current->kernels.push_back(name); });
   m.def("launching", &launching);
   m.def("launched", &launched);
+  m.def("measure", [](const Tensor& t, bool exponents, int bytes, py::object kind) {
+    TORCH_CHECK(t.is_cpu() && t.is_contiguous() && measure::takes(t.scalar_type()), "not measured here");
+    return row(measure::widest(bytes)(t.scalar_type(), t.const_data_ptr(), t.numel(), exponents), kind);
+  });
   m.def("append", [](Event& e) { state->events.push_back(e); });
 }
