@@ -111,6 +111,8 @@ def test_options_arrive(fake: Fake) -> None:
         "N=3",
         "--budget",
         "1.5m",
+        "--configs",
+        "all",
     )
     assert result.exit_code == 0
     assert fake.spec is not None
@@ -119,6 +121,7 @@ def test_options_arrive(fake: Fake) -> None:
     assert fake.options == {
         "level": "quick", "seed": 7, "only": ("a", "b"), "skip": ("c",), "dtypes": ("float32", "bfloat16"),
         "device": "cpu", "case": "N=3", "name": "op.py:spec", "budget": 90.0,
+        "configs": "all",
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Configurations of autotuned kernels: the op under others than the first, where kernels run without a GPU.
+"""Configurations of autotuned kernels: the op under others than the first, or than the fastest on a GPU.
 
 A GPU chooses by time, so that any of them may be what a user runs.
 """
@@ -6,10 +6,11 @@ A GPU chooses by time, so that any of them may be what a user runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from retrograd.check import cpu_kernels
+from retrograd.check import cpu_kernels, tuning
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
@@ -30,14 +31,20 @@ class _Configured:
 
     context: StageContext
     case: Case
-    number: int
+    number: int | None  # None for the fastest on a GPU
     kernel: str = ""
 
     def __post_init__(self) -> None:
         self.run: OpRun | None = None
-        with cpu_kernels.session(configuration=self.number, tuned_kernel=self.kernel, trials=True) as session:
-            self.session: Session = session
+        with self._session() as session:
+            self.session = session
             self.findings = self._judged()
+
+    def _session(self) -> AbstractContextManager[Session | tuning.GpuTuning]:
+        on_gpu = tuning.current()
+        if on_gpu is not None:
+            return tuning.choosing(on_gpu.fastest, self.number, self.kernel)
+        return cpu_kernels.session(configuration=self.number or 0, tuned_kernel=self.kernel, trials=True)
 
     def _judged(self) -> list[Finding]:
         context, case = self.context, self.case
@@ -77,12 +84,13 @@ class _Configured:
 def compare(context: StageContext, case: Case) -> CaseOutcome:
     """Run the op with each configuration; a wrong value, race or access is a finding, as are other bits if promised.
 
-    Nothing is run where no autotuned kernel was launched on the CPU.
+    Nothing is run where no autotuned kernel was launched, nor on a GPU if not all configurations are asked for.
     """
-    out, session = CaseOutcome(power_text=""), cpu_kernels.current()
-    if session is None or not session.configurations:
+    out, on_gpu = CaseOutcome(power_text=""), tuning.current()
+    session = on_gpu or cpu_kernels.current()
+    if session is None or not session.configurations or (on_gpu and not context.every_configuration):
         return out
-    first = _Configured(context, case, 0)
+    first = _Configured(context, case, None if on_gpu else 0)
     if first.findings:
         return out  # told by the stages that compare
     numbers = _numbers(context, first.session.configurations)
@@ -110,7 +118,12 @@ def compare(context: StageContext, case: Case) -> CaseOutcome:
 
 
 def _numbers(context: StageContext, configurations: Mapping[str, list[Any]]) -> list[int]:
-    """Those to run beside the first: at level quick each that has a constant with a value that none before it has."""
+    """Those to run beside the first: at level quick each that has a constant with a value that none before it has.
+
+    All where all are asked for; a GPU does not begin with that of number 0.
+    """
+    if context.every_configuration:
+        return list(range(0 if tuning.current() else 1, max(map(len, configurations.values()))))
     total, seen, numbers = max(map(len, configurations.values())), set[Any](), list[int]()
     for number in range(total):
         chosen = {kernel: configs[number % len(configs)] for kernel, configs in configurations.items()}

@@ -68,10 +68,12 @@ BUDGETS = {
 }
 
 
-def check_level(level: str, seed: int) -> None:
-    """UsageError if there is no such level, or the seed is no whole number."""
+def check_level(level: str, seed: int, configs: str = "some") -> None:
+    """UsageError if there is no such level or choice of configurations, or the seed is no whole number."""
     if level not in BUDGETS:
         raise UsageError(f"`level` is {level!r}, expected one of {', '.join(BUDGETS)}")
+    if configs not in ("some", "all"):
+        raise UsageError(f"`configs` is {configs!r}, expected some or all")
     if not isinstance(seed, int):
         raise UsageError(f"`seed` is {seed!r}, expected a whole number")
 

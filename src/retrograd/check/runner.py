@@ -24,7 +24,8 @@ def verify(
     target: Any, *, level: str = "full", seed: int = 0, only: Sequence[str] = (), skip: Sequence[str] = (),
     dtypes: Sequence[Any] | None = None, device: str = "cpu", case: str | None = None, name: str | None = None,
     progress: Progress | None = None, failed: Mapping[str, Sequence[str]] | None = None, watch: Watch | None = None,
-    share: tuple[int, int] = (0, 1), baseline: str | Path | None = None, budget: float | None = None, **describe: Any,
+    share: tuple[int, int] = (0, 1), baseline: str | Path | None = None, budget: float | None = None,
+    configs: str = "some", **describe: Any,
 ) -> Report:  # fmt: skip
     """Prove the backward pass of an op right, or say what is wrong, where and how to see it again.
 
@@ -44,6 +45,8 @@ def verify(
         baseline: a file of accepted findings (`retrograd-baseline.toml`), which counts like `accept=` of the op.
         budget: seconds after which no case begins; the ordinary case of each stage runs first, in all dtypes. A stage
             that ran no case in a dtype is undecided. What was left out depends on the machine, what was found does not.
+        configs: "all" compares all configurations of autotuned kernels, "some" those of the level on a CPU, and on a
+            GPU runs each kernel with the fastest alone, which is timed once.
 
     Returns:
         A Report; true if proved.
@@ -60,7 +63,7 @@ def verify(
     chosen = choose(only, skip)
     verification = Verification(
         target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
-        progress=progress, share=share, baseline=baseline, budget=budget, **describe,
+        progress=progress, share=share, baseline=baseline, budget=budget, configs=configs, **describe,
     )  # fmt: skip
     if watch:
         watch("begin", verification.report([] if budget is None else verification.waiting(chosen), 0.0))

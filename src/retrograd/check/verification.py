@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from retrograd import config
-from retrograd.check import constraints
+from retrograd.check import constraints, tuning
 from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline
 from retrograd.check.calling import mismatched_call, source_place
@@ -70,14 +70,15 @@ class Verification:
         share: tuple[int, int] = (0, 1),
         baseline: str | Path | None = None,
         budget: float | None = None,
+        configs: str = "some",
         **describe: Any,
     ) -> None:
         if describe and isinstance(target, OpSpec):
             raise UsageError(f"{sorted(describe)} describe an op, but `target` is one already (from retrograd.op)")
         self.spec = target if isinstance(target, OpSpec) else op(target, **describe)
-        check_level(level, seed)
+        check_level(level, seed, configs)
         self.budget, self._progress = TimeBudget(budget), dict[tuple[str, str], StageProgress]()
-        self.level, self.seed, self.device = level, seed, checked(device)
+        self.level, self.seed, self.device, self.configs = level, seed, checked(device), configs
         self.target = name or self.spec.name
         names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
         marked = {re.split("[:@]", w)[0] for w in (case or "").split() if ":" in w or "@" in w}
@@ -91,6 +92,7 @@ class Verification:
         self.acceptances = tuple(replace(a, expected=every and a.level in ("quick", self.level)) for a in by)
         all_dtypes, names = names, names[share[0] :: share[1]]
         self.launches: dict[str, Any] = {}  # what executed ones did, to be put in place when they come again
+        self.fastest: tuning.Fastest = {}  # configurations of autotuned kernels on a GPU, in all stages
         self.launch_counts: list[LaunchCount] = []
         self._contexts_again = partial(self._contexts, names, all_dtypes, case)
         self.contexts, self._notes = self._contexts_again(), tuple[str, ...]()
@@ -105,6 +107,7 @@ class Verification:
                 self.spec, d, cost=cost, level=self.level, seed=self.seed, device=self.device, dtypes=every,
                 case=None if case is None else make.parse_case(self.spec, d, case),
                 emulated=lambda: self.device == "cpu" and any(count.total for count in self.launch_counts),
+                every_configuration=self.configs == "all",
             ) for d in dtypes
         }  # fmt: skip
 
@@ -116,6 +119,7 @@ class Verification:
             parts = ", ".join(f"{count} of {of} {label}" for label, (count, of) in left_out.items())
             more = "; level full runs more" if self.level != "full" else ""
             notes += (f"level {self.level} ran {parts}{more}",)
+        notes += tuning.notes(self.fastest, self.configs == "all")
         if config.interpreting():
             notes += (_INTERPRETED,)
         return Report(
@@ -134,7 +138,7 @@ class Verification:
         """The command that runs exactly this finding's stage, case and seed again."""
         words = ["retrograd", "verify", self.target, "--only", finding.stage, "--dtype", finding.case.dtype]
         words += ["--seed", str(self.seed), "--level", self.level, "--device", self.device]
-        words += ["--case", finding.case.text()]
+        words += ["--case", finding.case.text(), *(["--configs", self.configs] if self.configs == "all" else [])]
         return shlex.join(words)
 
     def tell(self, finding: Finding) -> None:
@@ -151,7 +155,7 @@ class Verification:
             portion or Portion(tuple(self.contexts)),
             earlier or StageResult(stage.id, stage.title, "skipped"),
         )
-        with executed(self.device, self.launches):
+        with executed(self.device, self.launches), tuning.pinned(self.device, self.fastest):
             try:
                 result = self._run_stage(stage, portion, earlier)
             except DrawsRandomNumbers:

@@ -74,6 +74,7 @@ def _as_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option(
     "--budget", callback=seconds, metavar="30s", help="Begin no case after this time; ordinary cases come first."
 )
+@choice("--configs", of=["some", "all"], default="some", help="Configurations of autotuned kernels to compare.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds that a case may take.")
 @click.option(
     "--memory", type=float, metavar="GB", help="What the op's process may hold  [default: most of what is free]."
@@ -198,6 +199,7 @@ def _isolated(
     lists = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
     chosen = [word for name, values in lists if values for word in (name, ",".join(values))]
     chosen += ["--case", options["case"]] if options["case"] is not None else []
+    chosen += ["--configs", options["configs"]] if options["configs"] != "some" else []
     chosen += ["--baseline", str(options["baseline"])] if options.get("baseline") else []
     request = VerifyCommand(always, tuple(chosen), tuple(options["skip"]))
     report = verify_isolated(request, bounds, progress, jobs, stopping)
@@ -304,6 +306,7 @@ def script(report: Report, finding: Finding) -> str:
     """Python that verifies the finding's stage at its case; it exits with 1 if the finding is there again."""
     about = " ".join(finding.what.split()).replace("\\", "\\\\").replace('"""', "'''")
     device = "cpu" if report.device.startswith("cpu") else report.device.split()[0]
+    configs = ", configs='all'" if "--configs all" in finding.repro else ""
     lines = [
         f'"""{report.target}, {finding.stage}: {about}"""',
         "",
@@ -312,7 +315,7 @@ def script(report: Report, finding: Finding) -> str:
         "",
         "report = verify(",
         f"    resolve({report.target!r}), only=[{finding.stage!r}], case={finding.case.text()!r},",
-        f"    dtypes=[{finding.case.dtype!r}], level={report.level!r}, seed={report.seed}, device={device!r},",
+        f"    dtypes=[{finding.case.dtype!r}], level={report.level!r}, seed={report.seed}, device={device!r}{configs},",
         ")",
         "for finding in report.findings:",
         "    print(finding.tensor, finding.what, finding.looks_like, sep='\\n')",

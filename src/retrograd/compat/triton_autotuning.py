@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from retrograd.compat.registry import part
+from retrograd.compat.triton_launch import unheard
 
 _NAMES = ("cache", "cache_results", "do_bench", "prune_configs")
 
@@ -31,21 +33,32 @@ def written(config: Any) -> str:
     return f"Config({', '.join(f'{name}={value}' for name, value in settings if default.get(name) != value)})"
 
 
+def timed_shortly(call: Callable[[], Any], quantiles: Any) -> Any:
+    """Quantiles of the milliseconds of a call on the GPU, by Triton's own clock in some 10 ms instead of 125."""
+    from triton.runtime.driver import driver
+
+    return driver.active.get_benchmarker()(call, warmup=1, rep=5, quantiles=quantiles)
+
+
 @contextmanager
-def tuned_anew(tuner: Any, ordered: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+def tuned_anew(
+    tuner: Any, ordered: Callable[[list[Any]], list[Any]], bench: Callable[..., Any] | None = None
+) -> Iterator[None]:
     """Have a tuner know nothing of what was chosen before, in this process or on disk, and forget it at the end.
 
     Args:
         tuner: the Autotuner.
         ordered: gives of the configurations that pruning has left those that are tried, in their order; where none is
             timed, the first that compiles is chosen.
+        bench: times a configuration, instead of Triton's driver.
     """
     from triton.runtime.driver import driver
 
     before = {name: tuner.__dict__[name] for name in _NAMES if name in tuner.__dict__}
     pruned = type(tuner).prune_configs
     tuner.cache, tuner.cache_results = {}, False
-    tuner.do_bench = driver.active.get_benchmarker()  # one that was passed, or kept from a GPU, has a clock
+    # One that was passed, or kept from a GPU, has a clock.
+    tuner.do_bench = bench or driver.active.get_benchmarker()
     tuner.prune_configs = lambda kwargs: ordered(list(pruned(tuner, kwargs)))
     try:
         yield
@@ -53,6 +66,48 @@ def tuned_anew(tuner: Any, ordered: Callable[[list[Any]], list[Any]]) -> Iterato
         for name in _NAMES:
             tuner.__dict__.pop(name, None)
         tuner.__dict__.update(before)
+
+
+class ChosenConfigurations:
+    """The configurations that autotuned kernels run with, where somebody else than their autotuners chooses.
+
+    Args:
+        start: gives, for a kernel and its configurations, the number of the one to begin with; the others follow it.
+        bench: as in `tuned_anew`.
+
+    Attributes:
+        known: by name of the kernel, the configurations that pruning leaves, at most.
+        latest: of these kernels, the configuration that the latest launch ran with.
+    """
+
+    def __init__(self, start: Callable[[str, list[Any]], int], bench: Callable[..., Any] | None = None) -> None:
+        self.known: dict[str, list[Any]] = {}
+        self.latest: dict[str, Any] = {}
+        self._start, self._bench = start, bench
+        self._tuners: dict[int, Any] = {}
+        self._put_aside = ExitStack()
+
+    def launch(self, tuner: Any, proceed: Callable[[], Any]) -> Any:
+        """A launch of an autotuned kernel; what its tuner chose before, by a GPU or somebody else, is put aside."""
+        name = kernel_name(tuner)
+        if id(tuner) not in self._tuners:
+            self._tuners[id(tuner)] = tuner
+            self._put_aside.enter_context(tuned_anew(tuner, partial(self._in_turn, name), self._bench))
+        result = proceed()
+        if name in self.known:
+            self.latest[name] = tuner.best_config
+        return result
+
+    def _in_turn(self, name: str, configs: list[Any]) -> list[Any]:
+        """The configurations of a kernel, from the one on that it is to run with: what does not compile is left out."""
+        self.known[name] = max(self.known.get(name, []), configs, key=len)
+        start = self._start(name, configs)
+        self.latest[name] = configs[start]
+        return [*configs[start:], *configs[:start]]  # Triton 3.9 asks how many there are
+
+    def close(self) -> None:
+        """Give autotuners back what was chosen for them before."""
+        self._put_aside.close()
 
 
 def _probe_kernel(x: Any, N: Any) -> None:
@@ -76,7 +131,7 @@ def TUNING() -> str:
     tuner: Any = triton.autotune([triton.Config({"N": n}) for n in (1, 2, 3)], key=[])(kernel)  # type: ignore[arg-type]
     before = tuner.cache, tuner.cache_results
     executed = _executing(PROBE_GPU, lambda *_: None, lambda call: call(), lambda key, make: make())
-    with executed, tuned_anew(tuner, lambda configs: [*configs[1:], *configs[:1]]):
+    with executed, unheard(), tuned_anew(tuner, lambda configs: [*configs[1:], *configs[:1]]):
         tuner.run(0, grid=(1,))
         seen = launched, written(tuner.best_config), kernel_name(tuner)
     if seen != ([2, 3, 1, 2], "Config(N=2, num_warps=4)", "_probe_kernel"):

@@ -18,6 +18,7 @@ from retrograd.compat.registry import part, works
 from retrograd.core.import_hook import AfterImport
 
 _INTERPRETER = "triton.runtime.interpreter"
+_SILENT = threading.local()  # `now`: whether launches of this thread pass by no callback
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,6 @@ class _Hook:
         self._callbacks: list[list[Callback]] = []  # each in a list of its own: one may be there twice
         self._replaced: dict[type, tuple[Any, Any]] = {}
         self._after_import: AfterImport | None = None
-        self.silent = threading.local()
 
     @contextmanager
     def around(self, callback: Callback) -> Iterator[None]:
@@ -111,7 +111,7 @@ class _Hook:
             return  # ours is still below somebody else's
 
         def run(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self.silent, "now", False):
+            if getattr(_SILENT, "now", False):
                 return stock(function, *args, **kwargs)
             launch = KernelLaunch(function, args, kwargs, module == _INTERPRETER, sys._getframe(1))
             return _proceed([callback for (callback,) in self._callbacks], launch, stock)
@@ -179,12 +179,12 @@ def around_launches(callback: Callback) -> Iterator[None]:
 @contextmanager
 def unheard() -> Iterator[None]:
     """Launches of this thread pass by no callback: those of self-tests are nobody's."""
-    before = getattr(_LAUNCHES.silent, "now", False)
-    _LAUNCHES.silent.now = True
+    before = getattr(_SILENT, "now", False)
+    _SILENT.now = True
     try:
         yield
     finally:
-        _LAUNCHES.silent.now = before
+        _SILENT.now = before
 
 
 # Likewise each launch of a kernel under `@triton.autotune`, which launches its configurations in turn.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,12 +93,10 @@ class Session:
         self.printed = printed or (lambda line: sys.stdout.write(line + "\n"))
         self._library = library_folder()
         self._last: Memory | None = None
-        self.configurations: dict[str, list[Any]] = {}
-        self.chosen: dict[str, Any] = {}
         self._configuration, self._tuned_kernel = configuration, tuned_kernel
         self._tuned = self._compiling = False
-        self._tuners: dict[int, Any] = {}
-        self._put_aside = ExitStack()
+        self._choices = triton_autotuning.ChosenConfigurations(self._start)
+        self.configurations, self.chosen = self._choices.known, self._choices.latest
         self._trial: _Snapshot | None = None
 
     def execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
@@ -199,26 +195,14 @@ class Session:
             )
 
     def tuning(self, launch: KernelLaunch, proceed: Proceed) -> Any:
-        """A launch of an autotuned kernel begins; what was chosen before, by a GPU or another session, is put aside."""
-        tuner = launch.function
+        """A launch of an autotuned kernel begins."""
         if not works(triton_autotuning.TUNING):
             return proceed()
-        name = triton_autotuning.kernel_name(tuner)
-        if id(tuner) not in self._tuners:
-            self._tuners[id(tuner)] = tuner
-            self._put_aside.enter_context(triton_autotuning.tuned_anew(tuner, partial(self._in_turn, name)))
         self._tuned = False
-        result = proceed()
-        if name in self.configurations:
-            self.chosen[name] = tuner.best_config
-        return result
+        return self._choices.launch(launch.function, proceed)
 
-    def _in_turn(self, name: str, configs: list[Any]) -> list[Any]:
-        """The configurations of a kernel, from the one on that it is to run with: what does not compile is left out."""
-        self.configurations[name] = max(self.configurations.get(name, []), configs, key=len)
-        start = self._configuration % len(configs) if self._tuned_kernel in ("", name) else 0
-        self.chosen[name] = configs[start]
-        return [*configs[start:], *configs[:start]]  # Triton 3.9 asks how many there are
+    def _start(self, name: str, configs: list[Any]) -> int:
+        return self._configuration % len(configs) if self._tuned_kernel in ("", name) else 0
 
     def tune(self, call: Callable[[], Any]) -> None:
         """Launch a configuration of an autotuned kernel twice, as its autotuner does many times, and undo it.
@@ -293,4 +277,4 @@ class Session:
 
     def close(self) -> None:
         """Give autotuned kernels back what was chosen for them before."""
-        self._put_aside.close()
+        self._choices.close()

@@ -31,6 +31,7 @@ class StageContext:
         cost: which cases are cheap enough.
         left_out: by kind, how many of how many things are run where a level or a limit leaves some out.
         notes: on the present stage, whatever its cases say.
+        every_configuration: whether autotuned kernels are to run with each, whatever the level says.
     """
 
     runner: OpRunner
@@ -44,6 +45,7 @@ class StageContext:
     emulated: Callable[[], bool] = lambda: False
     left_out: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    every_configuration: bool = False
 
     def ran(self, label: str, count: int, of: int) -> None:
         """Note that `count` of so many things are run, where a level or a limit leaves some out."""
@@ -54,13 +56,16 @@ class StageContext:
     def of(
         cls, spec: OpSpec, dtype: str, *, level: str = "quick", seed: int = 0, device: str = "cpu",
         case: Case | None = None, dtypes: tuple[str, ...] = (), emulated: Callable[[], bool] = lambda: False,
-        cost: CostLimit | None = None,
+        cost: CostLimit | None = None, every_configuration: bool = False,
     ) -> StageContext:  # fmt: skip
         """A context in which nothing has run yet; `cost` is what is known of other dtypes' cases."""
         runner, budget = OpRunner(spec, dtype, seed, device), BUDGETS[level]
         oracle = Oracle(runner, budget.noise_runs)
         cost = cost or CostLimit.of_level(level)
-        return cls(runner, oracle, Judge(runner, oracle), level, budget, cost, case, dtypes, emulated)
+        return cls(
+            runner, oracle, Judge(runner, oracle), level, budget, cost, case, dtypes, emulated,
+            every_configuration=every_configuration,
+        )  # fmt: skip
 
     @property
     def spec(self) -> OpSpec:
