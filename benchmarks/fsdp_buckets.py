@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model transformer --pin --seconds 90
     torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model small --pin --sizes 5 25 100
+    torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model llama --pin --seconds 20        (needs transformers)
     torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model tiny --device cpu --seconds 10     (tries the script)
 
 Every step of a variant stands between two of FSDP2's, on the same model, optimiser and data; `FSDP2 again` is FSDP2
@@ -19,8 +20,11 @@ flash attention and torch's deterministic algorithms, without which its backward
 both off). Bucket sizes that make the same buckets are one variant.
 
 Models: `transformer`, 18 layers of width 2048, 1.0 B parameters in bfloat16, one group a layer (100 MB), at 16384
-tokens a rank, where the device is the limit, and at 512, where the host is; `small`, 200 groups of 1 MB. Both reduce in
-bfloat16, as parameters are, or with --reduce-dtype float32 in that.
+tokens a rank, where the device is the limit, and at 512, where the host is; `small`, 200 groups of 1 MB. Real blocks,
+of transformers: `llama`, Llama 3.2 1B, attention and MLP of a layer a group each (21 and 101 MB), norms and embeddings
+the root's; `moe`, 12 layers of Qwen3 MoE, 32 experts of which a token takes 4, 0.8 B parameters, attention (10 MB) and
+experts (101 MB) of a layer a group each. `tiny`, `tiny-llama`, `tiny-moe` try the script. All reduce in bfloat16, as
+parameters are, or with --reduce-dtype float32 in that.
 """
 
 from __future__ import annotations
@@ -44,12 +48,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from retrograd.compat.fsdp2 import param_groups, versions
+from retrograd.compat.fsdp2 import names, param_groups
 from retrograd.fsdp import bucket_gradients
 
-TOKENS = {"transformer": (16384, 512), "small": (2048,), "tiny": (16,)}
-SIZES = {"transformer": (5.0, 25.0, 100.0), "small": (5.0, 25.0, 100.0), "tiny": (0.001, 0.004, 25.0)}  # MB
-VOCABULARY = {"transformer": 32000, "small": 1000, "tiny": 64}
+TOKENS = {"transformer": (16384, 512), "small": (2048,), "llama": (8192, 512), "moe": (8192, 512)}
+SIZES = {"llama": (25.0, 250.0), "moe": (25.0, 250.0)}  # MB
+VOCABULARY = {"transformer": 32000, "small": 1000, "llama": 128256, "moe": 32000}
+TINY_TOKENS, TINY_SIZES, TINY_VOCABULARY = (16,), (0.001, 0.004, 25.0), 64
 LONGEST = 2048  # tokens of a sequence
 BASE, AGAIN = "FSDP2", "FSDP2 again"
 WARM, LOOKED_AT = 3, 9  # steps of each variant before rounds, and under a timer or the profiler
@@ -100,13 +105,47 @@ class Small(nn.Module):
         return x + F.gelu(self.linear(x))
 
 
+class OfTransformers(nn.Module):
+    """A causal language model of transformers; parts are its attentions and what comes after them."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_config(config)
+        self.parts = tuple(part for layer in self.model.model.layers for part in (layer.self_attn, layer.mlp))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+def of_transformers(name: str) -> nn.Module:
+    from transformers import LlamaConfig, Qwen3MoeConfig
+
+    if name.startswith("tiny-"):
+        shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4)
+        shape |= dict(num_key_value_heads=2, head_dim=8, vocab_size=TINY_VOCABULARY)
+    elif name == "llama":
+        shape = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32)
+        shape |= dict(num_key_value_heads=8, head_dim=64, vocab_size=VOCABULARY[name], rope_theta=500000.0)
+    else:
+        shape = dict(hidden_size=2048, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4)
+        shape |= dict(head_dim=64, vocab_size=VOCABULARY[name])
+    if name.endswith("llama"):
+        return OfTransformers(LlamaConfig(**shape, tie_word_embeddings=True))
+    experts = dict(num_experts=32, num_experts_per_tok=4, moe_intermediate_size=256, decoder_sparse_step=1)
+    return OfTransformers(Qwen3MoeConfig(**shape, **experts))
+
+
 def build(name: str) -> nn.Module:
     """Small layers are 724 wide: 1 MB in bfloat16."""
+    if name.endswith(("llama", "moe")):
+        return of_transformers(name)
     if name == "transformer":
         return Chain([Layer(2048, 16) for _ in range(18)], 2048, VOCABULARY[name])
     if name == "small":
         return Chain([Small(724) for _ in range(200)], 724, VOCABULARY[name])
-    return Chain([Small(32) for _ in range(8)], 32, VOCABULARY[name])
+    return Chain([Small(32) for _ in range(8)], 32, TINY_VOCABULARY)
 
 
 def shard(model: nn.Module, device: str, reduce_dtype: torch.dtype) -> nn.Module:
@@ -188,9 +227,9 @@ def differing(model: nn.Module, tokens: torch.Tensor, variants: Variants) -> dic
 def reducing(model: nn.Module) -> list[tuple[Any, str]]:
     """Functions of FSDP2 in which gradients are reduced, and those that buckets put in their place."""
     states = param_groups.states_of(model)
-    names = (versions.BACKWARD_BEGINS, versions.BACKWARD_ENDS, versions.FORWARD_BEGINS)
-    group = versions.module("_fsdp_param_group").FSDPParamGroup
-    return [(group, "post_backward"), *((state, name) for state in states for name in names)]
+    hooks = (names.BACKWARD_BEGINS, names.BACKWARD_ENDS, names.FORWARD_BEGINS)
+    group = names.module("_fsdp_param_group").FSDPParamGroup
+    return [(group, "post_backward"), *((state, name) for state in states for name in hooks)]
 
 
 def look_at(model: nn.Module, step: Callable[[], None], variants: Variants, device: str) -> dict[str, Any]:
@@ -303,7 +342,7 @@ def show(found: dict[str, Any], tokens: int, elements: int, args: argparse.Names
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=tuple(TOKENS), default="transformer")
+    parser.add_argument("--model", choices=(*TOKENS, "tiny", "tiny-llama", "tiny-moe"), default="transformer")
     parser.add_argument("--tokens", type=int, nargs="+", help="a rank and step; several are reported one by one")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=60, help="of rounds, for each number of tokens")
@@ -314,8 +353,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bits", choices=("repeatable", "as-is", "off"), default="repeatable")
     parser.add_argument("--json", type=Path, help="also write every round to this file")
     args = parser.parse_args()
-    args.tokens = args.tokens or list(TOKENS[args.model])
-    sizes = args.sizes or SIZES[args.model]
+    args.tokens = args.tokens or list(TOKENS.get(args.model, TINY_TOKENS))
+    usual = TINY_SIZES if args.model.startswith("tiny") else SIZES.get(args.model, (5.0, 25.0, 100.0))
+    sizes = args.sizes or usual
     args.variants = [*(f"{size:g}" for size in sizes), *(f"ordered {size:g}" for size in args.ordered)]
     return args
 
@@ -337,7 +377,9 @@ def main() -> None:
     told = []
     for count in args.tokens:
         length = min(count, LONGEST)
-        tokens = torch.randint(VOCABULARY[args.model], (count // length, length), generator=generator)
+        tokens = torch.randint(
+            VOCABULARY.get(args.model, TINY_VOCABULARY), (count // length, length), generator=generator
+        )
         found = measure(model, tokens.to(args.device), args)
         told.append({"tokens": count, **{k: vars(v) if isinstance(v, Rounds) else v for k, v in found.items()}})
         if dist.get_rank() == 0:

@@ -1,10 +1,12 @@
-"""Healthy training of every kind of parallelism on gloo ranks, recorded; run by functions of tests on each rank."""
+"""Healthy training of every kind of parallelism, recorded; run by functions of tests on each rank (gloo, or NCCL with its GPU as torch's
+default device)."""
 
 from __future__ import annotations
 
 import random
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,13 +32,18 @@ def _loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (y - target).square().mean()
 
 
+def _mesh(outer: int, *names: str) -> dist.DeviceMesh:
+    """All ranks, in `outer` rows."""
+    return dist.init_device_mesh(
+        torch.get_default_device().type, (outer, dist.get_world_size() // outer), mesh_dim_names=names
+    )
+
+
 def pipeline(schedule: str, data_parallel: int = 1) -> Step:
     """Stages of torch.distributed.pipelining, replicated by DDP beside each other where there are more ranks."""
     from torch.distributed import pipelining
 
-    mesh = dist.init_device_mesh(
-        "cpu", (data_parallel, dist.get_world_size() // data_parallel), mesh_dim_names=("dp", "pp")
-    )
+    mesh = _mesh(data_parallel, "dp", "pp")
     group, size, at = mesh.get_group("pp"), mesh["pp"].size(), mesh.get_local_rank("pp")
     kind = getattr(pipelining, f"Schedule{schedule}")
     several = issubclass(kind, pipelining.schedules.PipelineScheduleMulti)
@@ -48,7 +55,7 @@ def pipeline(schedule: str, data_parallel: int = 1) -> Step:
     if data_parallel > 1:
         mine = [nn.parallel.DistributedDataParallel(module, process_group=mesh.get_group("dp")) for module in mine]
     stages = [
-        pipelining.PipelineStage(module, n, len(layers), torch.device("cpu"), group=group)
+        pipelining.PipelineStage(module, n, len(layers), torch.get_default_device(), group=group)
         for n, module in zip(numbers, mine, strict=True)
     ]
     run = kind(stages if several else stages[0], n_microbatches=4, loss_fn=_loss)
@@ -164,7 +171,7 @@ def hybrid_sharded() -> Step:
     """HSDP: sharded in pairs, replicated over them."""
     from torch.distributed.fsdp import fully_shard
 
-    mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    mesh = _mesh(2, "replicate", "shard")
     model = nn.Sequential(*_layers(3))
     for block in model:
         fully_shard(block, mesh=mesh)
@@ -177,7 +184,7 @@ def tensor_parallel() -> Step:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    mesh = _mesh(2, "dp", "tp")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -191,7 +198,10 @@ def scaled() -> Step:
     from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(nn.Sequential(*_layers(2)))
-    optimizer, scaler = _optimizer(model), torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+    optimizer, scaler = (
+        _optimizer(model),
+        torch.amp.GradScaler(torch.get_default_device().type, init_scale=2.0**127, growth_interval=2),
+    )
 
     def step() -> None:
         scaler.scale(model(torch.ones(2, WIDTH)).sum()).backward()
@@ -203,7 +213,7 @@ def scaled() -> Step:
 
 
 def checkpointed() -> Step:
-    """FSDP2 whose state a thread saves beside training, through a process group of its own."""
+    """FSDP2 whose state a thread saves beside four steps of training, through a process group of its own."""
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.fsdp import fully_shard
@@ -211,10 +221,12 @@ def checkpointed() -> Step:
     model = fully_shard(nn.Sequential(*_layers(2)))
     group, folder = dist.new_group(backend="gloo"), [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
-    train, saving = _step_of(model), list[Any]()
+    train, saving, number = _step_of(model), list[Any](), iter(range(1000))
 
     def step() -> None:
         train()
+        if next(number) % 4:
+            return
         for earlier in saving:
             earlier.result()
         saving[:] = [checkpoint.async_save(get_model_state_dict(model), checkpoint_id=folder[0], process_group=group)]
@@ -226,13 +238,12 @@ def first_fsdp() -> Step:
     """FSDP1, each layer wrapped, the root around them."""
     from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
 
-    layers = [Sharded(layer, device_id=torch.device("cpu")) for layer in _layers(2)]
-    return _step_of(Sharded(nn.Sequential(*layers), device_id=torch.device("cpu")))
+    layers = [Sharded(layer, device_id=torch.get_default_device()) for layer in _layers(2)]
+    return _step_of(Sharded(nn.Sequential(*layers), device_id=torch.get_default_device()))
 
 
-def any_order() -> Step:
+def any_order(parallel: Callable[[nn.Module, list[nn.Module]], nn.Module]) -> Step:
     """Blocks in another order at each step and some left out, as stochastic depth does: alike on all ranks."""
-    from torch.distributed.fsdp import fully_shard
 
     class Dropped(nn.Module):
         def __init__(self) -> None:
@@ -245,9 +256,19 @@ def any_order() -> Step:
             return x
 
     model = Dropped()
-    for layer in model.layers:
-        fully_shard(layer)
-    return _step_of(fully_shard(model))
+    return _step_of(parallel(model, [*model.layers]))
+
+
+def _sharded(model: nn.Module, layers: list[nn.Module], **mesh: dist.DeviceMesh) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in layers:
+        fully_shard(layer, **mesh)
+    return fully_shard(model, **mesh)
+
+
+def _replicated(model: nn.Module, layers: list[nn.Module]) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 
 
 JOBS: dict[str, Callable[[], Step]] = {
@@ -258,7 +279,11 @@ JOBS: dict[str, Callable[[], Step]] = {
     f"pipeline_{name}": lambda name=name: pipeline(name)
     for name in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
 } | {"pipeline_of_ddp": lambda: pipeline("1F1B", data_parallel=2)}  # fmt: skip
-CHANGING = {"any_order": any_order}  # another step each time, the same on all ranks
+CHANGING = {  # another step each time, the same on all ranks
+    "any_order": lambda: any_order(_sharded),
+    "any_order_hybrid": lambda: any_order(partial(_sharded, mesh=_mesh(2, "replicate", "shard"))),
+    "any_order_ddp": lambda: any_order(_replicated),
+}
 
 
 def record(job: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ FSDP2 offers no public hook between "the gradients of a group are ready" and "re
 called too late, what follows it divides, casts and hands out. So one global name of
 `torch.distributed.fsdp._fully_shard._fsdp_param_group` is replaced: `foreach_reduce`, which copies gradients in,
 reduces, casts and hands out, for any list of parameters. Calls for models without buckets pass through. Read in
-2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; what differs between them stands in `versions`.
+2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; what differs between them stands in `names`.
 
 PyTorch says in public neither which parameters one `fully_shard` call gathers together nor whether their gradients have
 been reduced. Whoever needs that asks here: the watcher of graphs, and everything in `fsdp`.
