@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 2 benchmarks/fsdp_healthy.py --steps 20 --strict --jobs ring experts
 
 The jobs are those of tests/fsdp/parallel_jobs.py: HSDP, TP with FSDP2, checkpoints that a thread saves, pipelines,
-rings, experts, unused parameters, a gradient scaler, FSDP1, blocks in any order. Where each step is to be alike, one
-that differs from those before it ends the job. Exit code 1 if a job was stopped, something was said of it, or the
-hashes of ranks differ.
+rings (on GPUs also torch's context parallelism), experts, unused parameters, a gradient scaler, FSDP1, blocks in any
+order. Where each step is to be alike, one that differs from those before it ends the job. Exit code 1 if a job was
+stopped, something was said of it, or the hashes of ranks differ.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if gpu else "gloo")
     beside, ranks = dist.new_group(backend="gloo"), dist.get_world_size()
-    every = [j for j in parallel_jobs.JOBS | parallel_jobs.CHANGING if ranks >= 4 or j not in NEED_FOUR]
+    every = parallel_jobs.JOBS | parallel_jobs.CHANGING | (parallel_jobs.ON_GPUS if gpu else {})
+    every = [job for job in every if ranks >= 4 or job not in NEED_FOUR]
     if dist.get_rank() == 0:
         where = f"NCCL, {torch.cuda.get_device_name()}" if gpu else "gloo"
         print(f"{ranks} ranks, {where}, torch {torch.__version__}{', strict' if args.strict else ''}\n")

@@ -58,7 +58,8 @@ def pipeline(schedule: str, data_parallel: int = 1) -> Step:
         pipelining.PipelineStage(module, n, len(layers), torch.get_default_device(), group=group)
         for n, module in zip(numbers, mine, strict=True)
     ]
-    run = kind(stages if several else stages[0], n_microbatches=4, loss_fn=_loss)
+    microbatches = 8 if "DualPipeV" in schedule else 4  # as many as stages
+    run = kind(stages if several else stages[0], n_microbatches=microbatches, loss_fn=_loss)
     optimizer = _optimizer(*mine)
     first, last = 0 in numbers, len(layers) - 1 in numbers
 
@@ -114,6 +115,30 @@ def ring() -> Step:
         fully_shard(block)
     fully_shard(model)
     return _step_of(model)
+
+
+def context_parallel() -> Step:
+    """Ring attention of torch, whose backward is for GPUs alone."""
+    from torch.distributed.tensor.experimental import context_parallel as parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mesh = dist.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),), mesh_dim_names=("cp",))
+    torch.manual_seed(0)
+    project = nn.Linear(64, 3 * 64, dtype=torch.bfloat16)
+    optimizer = _optimizer(project)
+
+    def step() -> None:
+        x = torch.ones(1, 256, 64, dtype=torch.bfloat16)
+        with parallel(mesh, buffers=[x], buffer_seq_dims=[1]), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            q, k, v = project(x).view(1, -1, 3, 2, 32).permute(2, 0, 3, 1, 4)
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y.float().square().mean().backward()
+        for param in project.parameters():
+            dist.all_reduce(param.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def _step_of(model: nn.Module, x: Callable[[int], torch.Tensor] | None = None) -> Step:
@@ -277,8 +302,9 @@ JOBS: dict[str, Callable[[], Step]] = {
     "hybrid_sharded": hybrid_sharded, "tensor_parallel": tensor_parallel,
 } | {
     f"pipeline_{name}": lambda name=name: pipeline(name)
-    for name in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+    for name in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 } | {"pipeline_of_ddp": lambda: pipeline("1F1B", data_parallel=2)}  # fmt: skip
+ON_GPUS = {"context_parallel": context_parallel}
 CHANGING = {  # another step each time, the same on all ranks
     "any_order": lambda: any_order(_sharded),
     "any_order_hybrid": lambda: any_order(partial(_sharded, mesh=_mesh(2, "replicate", "shard"))),
@@ -288,7 +314,7 @@ CHANGING = {  # another step each time, the same on all ranks
 
 def record(job: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     """Steps of a job under a recorder: hash, problems, kinds of collectives, and the error if one was raised."""
-    step, error = (JOBS | CHANGING)[job](), ""
+    step, error = (JOBS | ON_GPUS | CHANGING)[job](), ""
     log = rf.record_collectives(**options)
     try:
         with log:
