@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from retrograd.bench.ops.msda import by_grid_sample
+from retrograd.bench.ops.msda_providers import by_grid_sample
 from retrograd.ops import ms_deform_attn
 from retrograd.ops.msda import ms_deform_attn_reference
 

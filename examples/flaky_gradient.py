@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.bench.ops.msda import by_grid_sample
+from retrograd.bench.ops.msda_providers import by_grid_sample
 from retrograd.ops import ms_deform_attn
 
 LEVELS = ((64, 64), (32, 32), (16, 16), (8, 8))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from retrograd.bench import registry, runner
 from retrograd.bench.accuracy import judge
 from retrograd.bench.benchmark import Implementation, Provider, UnavailableError
 from retrograd.bench.ops import msda
-from retrograd.bench.ops.msda import MORE_SHAPES, SHAPES, Shape, by_grid_sample, grid_sample, shape_of
+from retrograd.bench.ops.msda import MORE_SHAPES, SHAPES, Shape, shape_of
+from retrograd.bench.ops.msda_providers import by_grid_sample, grid_sample
 from retrograd.bench.rows import Row, load, to_line
 from retrograd.bench.selection import Selection
 from retrograd.bench.table import best_peer, markdown
@@ -119,6 +122,85 @@ def test_the_truth_does_not_depend_on_its_pieces(monkeypatch):
     assert judge(grid_sample(shape), problem, inputs, grads) == ("", "")
 
 
+class _Im2col(torch.autograd.Function):
+    """What mmcv and the Hub's kernel offer, by grid_sample."""
+
+    @staticmethod
+    def forward(ctx, value, sizes, starts, locations, weights, step):
+        assert value.shape[0] % step == 0
+        assert starts.tolist() == [0, 30]
+        with torch.enable_grad():
+            ctx.leaves = [t.detach().requires_grad_() for t in (value, locations, weights)]
+            levels = tuple(map(tuple, sizes.tolist()))
+            ctx.out = by_grid_sample(ctx.leaves[0], levels, *ctx.leaves[1:])
+        return ctx.out.detach().flatten(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grads = torch.autograd.grad(ctx.out, ctx.leaves, grad.view_as(ctx.out), retain_graph=True)
+        return grads[0], None, None, *grads[1:], None
+
+
+class _Flash:
+    """What DCNv4 offers: locations and logits in one tensor."""
+
+    @staticmethod
+    def apply(value, sizes, starts, both, step, points):
+        b, q, h = both.shape[:3]
+        locations, logits = both.split([2 * len(sizes) * points, len(sizes) * points], dim=-1)
+        weights = logits.softmax(-1).view(b, q, h, len(sizes), points)
+        locations = locations.reshape(b, q, h, len(sizes), points, 2)
+        return _Im2col.apply(value, sizes, starts, locations, weights, step)
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    """Modules that have the signatures of other libraries."""
+    layers = SimpleNamespace(MultiScaleDeformableAttentionFunction=_Im2col)
+    modules = {
+        "mmcv": {},
+        "mmcv.ops": {"MultiScaleDeformableAttnFunction": _Im2col},
+        "kernels": {"get_kernel": lambda name: SimpleNamespace(layers=layers)},
+        "DCNv4": {},
+        "DCNv4.functions": {"FlashDeformAttnFunction": _Flash},
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize(
+    ("op", "provider"),
+    [(op, name) for op in (msda.OP, msda.FUSED) for name in ("mmcv", "deformable-detr")] + [(msda.FUSED, "dcnv4")],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_libraries_are_called_as_they_want(peers, op, provider, dtype):
+    problem = registry.BENCHMARKS[op].problem(TINY, dtype, "float32", "cpu")
+    implementation = registry.make(op, registry.find(op, provider), TINY, dtype)
+    assert judge(implementation, problem, *next(problem.data())) == ("", "")
+
+
+@pytest.mark.parametrize("provider", ["retrograd", "grid_sample"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_fused_form_is_held_against_float64(provider, dtype):
+    problem = registry.BENCHMARKS[msda.FUSED].problem(TINY, dtype, "float32", "cpu")
+    inputs, grads = next(problem.data())
+    right = registry.make(msda.FUSED, registry.find(msda.FUSED, provider), TINY, dtype)
+    assert judge(right, problem, inputs, grads) == ("", "")
+    halved = replace(right, call=lambda t: right.call({**t, "offsets": 0.5 * t["offsets"]}))
+    assert "out" in judge(halved, problem, inputs, grads)[0]
+
+
+def test_a_kernel_that_the_hub_does_not_give_is_said(monkeypatch):
+    def get_kernel(name):
+        raise FileNotFoundError(f"{name}: no network")
+
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=get_kernel))
+    with pytest.raises(UnavailableError, match="no network"):
+        registry.make(msda.OP, registry.find(msda.OP, "deformable-detr"), TINY, "float32")
+
+
 def test_missing_libraries_are_said_once(offered):
     def gone(shape):
         raise UnavailableError("mmcv is gone")
@@ -142,6 +224,7 @@ def test_the_usual_shapes():
             "grid_sample",
             "msda-triton",
             "mmcv",
+            "deformable-detr",
             "grid_sample-compile",
         ]
     }

@@ -126,8 +126,18 @@ def test_a_capture_that_fails_names_its_first_cause(cuda):
     assert timing.note == "not captured: ValueError: operation not permitted"
 
 
+def test_triton_times_calls_where_it_is_asked_to(cuda, monkeypatch):
+    def do_bench(call, return_mode):
+        call()
+        return {"median": 3.0}[return_mode]
+
+    monkeypatch.setattr("triton.testing.do_bench", do_bench)
+    timing = CudaTimer("do_bench").time(_call_on(2, cuda), sets=2, calls=10)
+    assert (timing.ms, timing.how, timing.note) == (3.0, "do_bench", "")
+
+
 def test_without_graphs_calls_are_timed_by_events(cuda):
-    timing = CudaTimer(graphs=False).time(_call_on(2, cuda), sets=2, calls=10)
+    timing = CudaTimer("eager").time(_call_on(2, cuda), sets=2, calls=10)
     assert (timing.ms, timing.how, timing.note) == (2.0, "events", "")
 
 

@@ -15,6 +15,7 @@ from retrograd.compat import (
     torch_ddp,
     torch_dispatch,
     torch_dynamo,
+    torch_native,
     torch_tensors,
     torch_testing,
 )
@@ -39,6 +40,25 @@ def dynamo_is_loaded() -> None:
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.id)
 def test_this_torch_behaves_as_known(part):
     assert registry.status(part).difference == ""
+
+
+def test_whether_torch_runs_its_own_cutedsl(monkeypatch):
+    utils = pytest.importorskip("torch._native.cutedsl_utils", reason="torch has it since 2.12")
+    assert registry.status(torch_native.CUTEDSL).difference == ""
+    for name, stand_in in (("runtime_available", True), ("runtime_version", "4.9"), ("_version_is_ok", False)):
+        monkeypatch.setattr(utils, name, lambda stand_in=stand_in: stand_in)
+    assert torch_native.why_not_cutedsl() == "this torch does not take nvidia-cutlass-dsl 4.9"
+    monkeypatch.setattr(utils, "_version_is_ok", lambda: True)
+    assert torch_native.why_not_cutedsl() == ""
+    monkeypatch.setenv("TORCH_DISABLE_NATIVE_JIT", "1")
+    assert "TORCH_DISABLE_NATIVE_JIT" in torch_native.why_not_cutedsl()
+
+
+def test_a_torch_that_asks_for_cutedsl_otherwise_is_noticed(monkeypatch):
+    utils = pytest.importorskip("torch._native.cutedsl_utils", reason="torch has it since 2.12")
+    monkeypatch.delattr(utils, "runtime_version")
+    assert registry.status(torch_native.CUTEDSL).state == "degraded"
+    assert "AttributeError" in torch_native.why_not_cutedsl()
 
 
 @pytest.mark.parametrize("part", [torch_autograd.NODES, torch_dispatch.WATCHED, torch_tensors.PART], ids=lambda p: p.id)

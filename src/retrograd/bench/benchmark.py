@@ -51,9 +51,15 @@ class Provider:
     make: Callable[..., Implementation]  # from what `Benchmark.parameters` returns, and
     options: Mapping[str, Any] = field(default_factory=dict)
     package: str = OURS  # the distribution it comes from; "" is the user's own
+    also: tuple[str, ...] = ()  # distributions without which it does not run
     devices: tuple[str, ...] = DEVICES  # where it runs
     usual: tuple[str, ...] = DEVICES  # where it is measured without being asked for by name
     compiled: bool = False  # whether the implementation is then compiled by torch.compile
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Distributions that are not installed."""
+        return (*[self.package] * (not self.version), *(name for name in self.also if not package_version(name)))
 
     @property
     def version(self) -> str | None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from retrograd.bench.benchmark import DEVICES, Benchmark, Implementation, Provider, UnavailableError, own
-from retrograd.bench.ops import msda, norm, rank_sum
+from retrograd.bench.ops import msda, msda_providers, norm, rank_sum
 from retrograd.bench.ops.any_spec import ReferencedOp
 from retrograd.errors import UsageError
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark for module in (norm, msda, rank_sum) for benchmark in module.BENCHMARKS
 }
-PROVIDERS: list[Provider] = [*norm.PROVIDERS, *msda.PROVIDERS, *rank_sum.PROVIDERS]
+PROVIDERS: list[Provider] = [*norm.PROVIDERS, *msda_providers.PROVIDERS, *rank_sum.PROVIDERS]
 # Words of the command line that stand for ops.
 GROUPS = {"norm": tuple(norm.name for norm in norm.BENCHMARKS), "msda": (msda.OP,)}
 
@@ -44,6 +44,8 @@ def names(among: Sequence[str], device: str | None = None) -> tuple[str, ...]:
 
 def make(op: str, provider: Provider, shape: str, dtype: str) -> Implementation:
     """The op by a provider; UnavailableError if that is not installed or lacks the op."""
+    if provider.also and provider.missing:
+        raise UnavailableError(f"{provider.name} needs what is not installed: pip install {' '.join(provider.missing)}")
     try:
         return provider.make(BENCHMARKS[op].parameters(shape, dtype), **provider.options)
     except (ImportError, AttributeError, OSError) as error:
@@ -107,8 +109,8 @@ def listing() -> str:
 
 
 def _line(provider: Provider) -> str:
-    version = provider.version
-    state = f"{provider.package} {version}".strip() if version else f"not installed: pip install {provider.package}"
+    missing = " ".join(provider.missing)
+    state = f"not installed: pip install {missing}" if missing else f"{provider.package} {provider.version}".strip()
     rest = [device for device in provider.devices if device not in provider.usual]
     asked = f"   (on {' and '.join(rest)} when asked for by name)" if rest else ""
     return f"  {provider.name:<24}{' '.join(provider.devices):<10}{state}{asked}"

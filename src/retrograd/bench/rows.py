@@ -53,7 +53,7 @@ class Row:
     bwd_extra_bytes: int | None = None  # the same beyond what the forward had left and the gradients
     fwd_ms: float | None = None
     bwd_ms: float | None = None
-    fwd_how: str = ""  # "graph" (replay of a CUDA graph, no host time), "events" (CUDA events around every call)
+    fwd_how: str = ""  # "graph" (replay of a CUDA graph, no host time), "events" (around every call), "do_bench"
     bwd_how: str = ""  # or "wall" (the clock around every call, on a CPU)
     fwd_rounds: tuple[float, ...] = ()  # the time of each round, where providers took turns; fwd_ms is their median
     bwd_rounds: tuple[float, ...] = ()

@@ -36,7 +36,7 @@ Prepared = tuple[Row, Work | None]
 
 
 def make_timer(device: str, timing: str = "graph") -> Timer:
-    """The timer for a device; `timing` "eager" puts events around calls. UsageError if there is no such device."""
+    """The timer for a device; `timing` as the option has it. UsageError if there is no such device."""
     if device == "cpu":
         return CpuTimer()
     if not torch.cuda.is_available():
@@ -44,12 +44,12 @@ def make_timer(device: str, timing: str = "graph") -> Timer:
             "retrograd bench measures a CUDA device and torch sees none here; for times on the CPU add --device cpu; "
             "to show results from elsewhere, run: retrograd bench --load FILE [--plot FILE]"
         )
-    return CudaTimer(graphs=timing == "graph")
+    return CudaTimer(timing)
 
 
 def results_name(selection: Selection, timer: Timer) -> str:
     """What a file of results is called without more: groups of ops, what was special, device."""
-    special = "-host" * selection.host + "-eager" * (selection.timing == "eager" and not selection.host)
+    special = "-host" if selection.host else f"-{selection.timing}" * (selection.timing != "graph")
     device = device_of(timer.facts()).split(" (")[0]
     return f"{'-'.join(selection.groups())}{special}-{device.lower().replace(' ', '-')}"
 

@@ -27,7 +27,7 @@ class Selection:
     device: str = "cuda"
     rounds: int | None = None  # how often providers take turns
     locations: str = "float32"  # or "same" as value; of deformable attention only
-    timing: str = "graph"  # or "eager"; on CUDA devices only
+    timing: str = "graph"  # or "eager" or "do_bench"; on CUDA devices only
     threads: int | None = None  # of torch, on a CPU
 
     def __post_init__(self) -> None:

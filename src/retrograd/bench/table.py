@@ -116,14 +116,15 @@ def _cells(row: Row, group: Sequence[Row], layout: Layout) -> list[str]:
             cells += ["-", *[""] * (columns - 1)]
             continue
         first, *others = (cell(row, group, direction) for _, cell in layout.columns)
-        cells += [first + " (events)" * (row.how(direction) == "events"), *others]
+        how = row.how(direction)
+        cells += [first + f" ({how})" * (how in ("events", "do_bench")), *others]
     return cells
 
 
 def _earlier(group: Sequence[Row]) -> list[str]:
     """Of deformable attention on a GPU a marked line with the times of an earlier run."""
     row = group[0]
-    if row.group != "msda" or any("cpu" in row.machine for row in group):
+    if row.op != msda.OP or any("cpu" in row.machine for row in group):
         return []
     earlier = msda.earlier(row.shape, row.dtype)
     if not earlier:
@@ -193,7 +194,7 @@ def _msda_legend(rows: Sequence[Row]) -> str:
     if all("cpu" in row.machine for row in rows):
         return legend
     return (
-        f"{legend} (events): CUDA events around calls, else replays of a CUDA graph.\n"
+        f"{legend} (events), (do_bench): around eager calls, else replays of a CUDA graph.\n"
         f"Lines marked † are {msda.EARLIER}: the fastest library of that run."
     )
 
@@ -212,7 +213,7 @@ _LAYOUTS = {
         notes=False,
     ),
     "msda": Layout(
-        heading=lambda row: (row.case[2].replace(", ", ", locations and weights "), "shape"),
+        heading=lambda row: ("fused, " * (row.op == msda.FUSED) + row.case[2].replace(", ", ", beside "), "shape"),
         labels=lambda row: (row.shape,),
         columns=(
             *(("{} us", _microseconds), ("{} MB", _megabytes), ("{} of copy", _share_of_copy)),

@@ -7,8 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton.testing
 
 # Beyond any L2 cache (50 MB on H100 and H200, 126 MB on B200).
 COLD_BYTES = 512 * 1024**2
@@ -27,7 +29,7 @@ Call = Callable[[int], Results]  # works on input set i, returns what it wrote
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call, `how` it was measured ("graph", "events", "wall") and why not by a graph."""
+    """Milliseconds of one call, `how` it was measured ("graph", "events", "do_bench", "wall"), why not by a graph."""
 
     ms: float
     how: str
@@ -55,9 +57,9 @@ class CudaTimer:
     discarded = 0  # rounds before these that do not count
     keeps_data = False  # whether inputs stay from round to round, and providers share them
 
-    def __init__(self, graphs: bool = True) -> None:
+    def __init__(self, timing: str = "graph") -> None:
         self._stream = torch.cuda.Stream()
-        self._graphs = graphs
+        self._timing = timing
 
     def facts(self) -> dict[str, str]:
         return {"gpu": torch.cuda.get_device_name()}
@@ -81,8 +83,12 @@ class CudaTimer:
         for i in range(_WARMUPS):
             call(i % sets)
         torch.cuda.synchronize()
+        if self._timing == "do_bench":
+            # Eager calls on one set of inputs, L2 overwritten before each.
+            ms: Any = triton.testing.do_bench(lambda: call(0), return_mode="median")
+            return Timing(ms, "do_bench")
         reason = ""
-        if self._graphs:
+        if self._timing == "graph":
             try:
                 return Timing(self._replayed(call, sets, calls), "graph")
             except Exception as error:

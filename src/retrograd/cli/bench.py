@@ -34,9 +34,9 @@ _OPTIONS = [
     click.option("--threads", type=click.IntRange(1), help="Threads of torch, on a CPU."),
     click.option("--rounds", type=click.IntRange(1), help="How often providers take turns.  [default: 9 on a CPU, 1 on "
                  "CUDA, where each round measures anew]"),
-    click.option("--timing", type=click.Choice(["graph", "eager"]), default="graph", show_default=True,
+    click.option("--timing", type=click.Choice(["graph", "eager", "do_bench"]), default="graph", show_default=True,
                  help="CUDA: replay graphs, or put events around calls, which counts launches that the host is late "
-                 "with."),
+                 "with, or have triton.testing.do_bench do that."),
     click.option("--host", is_flag=True, help="CUDA: the host's time of an eager forward and backward instead."),
     click.option("--max-seconds", type=float, default=float("inf"), help="Start no measurement after this long."),
     click.option("--out", type=PATH, help="JSON lines  [default: OPS-DEVICE.jsonl]; of msda the table too, as .md."),

@@ -1,25 +1,26 @@
-"""Deformable attention over several levels, beside grid_sample, msda-triton and mmcv: zeros outside, not aligned.
+"""Deformable attention over several levels, zeros outside, not aligned: its shapes, data and truth.
 
 Inputs by name: value [B, S, H, C], locations [B, Q, H, L, P, 2] and weights [B, Q, H, L, P]; result out [B, Q, H, C].
+Of the fused form: value, references [B, Q, L, 2], offsets [B, Q, H, L, P, 2] in pixels and logits [B, Q, H, L * P].
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from retrograd.bench.benchmark import CPU, GPU, Benchmark, Data, Implementation, Pieces, Problem, Provider, Tensors
+from retrograd.bench.benchmark import Benchmark, Data, Implementation, Pieces, Problem, Tensors
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-OP = "ms_deform_attn"
+OP, FUSED = "ms_deform_attn", "ms_deform_attn_fused"
 BASE = "grid_sample"  # the peer that runs everywhere, which times are held against
 LEAVES = ("value", "locations", "weights")
+FUSED_LEAVES = ("value", "offsets", "logits")
 _SPELLED = re.compile(r"B(\d+)-Q(\d+)-H(\d+)-C(\d+)-P(\d+)-(\d+x\d+(?:\+\d+x\d+)*)")
 # Few queries of one image: a call that the device answers faster than the host asks.
 HOST_SHAPE = "B1-Q300-H8-C32-P4-40x40+20x20"
@@ -87,8 +88,9 @@ SHAPES = {
 }
 # On a CPU: one image each.
 CPU_SHAPES = ("B1-Q5000-H8-C32-P4-64x64+32x32+16x16+8x8", "enc800b1")
-# Measured when asked for by name.
+# Measured when asked for by name. The first ones are decoders of one and two images.
 MORE_SHAPES = {
+    **{f"dec{queries}b{batch}": Shape(batch, _DETR, queries) for queries in (300, 900) for batch in (1, 2)},
     "rtdetr": Shape(16, _squares(80, 40, 20), 300),
     "rfdetr": Shape(4, _squares(40), 3900, heads=16, channels=16, points=2),
     "mask2former": _encoder(2, _squares(128, 64, 32)),
@@ -115,11 +117,13 @@ def shape_of(name: str) -> Shape:
 
 @dataclass(frozen=True)
 class DeformableAttention(Benchmark):
-    name: str = OP
-    signature: str = "f(value, levels, locations, weights) -> out"
-    usual_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **{"cuda": tuple(SHAPES), "cpu": CPU_SHAPES, "host": (HOST_SHAPE,)},
-    }
+    """`ms_deform_attn`, or its fused form, beside what modules of others do: locations, softmax, call."""
+
+    name: str
+    signature: str
+    inputs: tuple[str, ...]
+    leaves: tuple[str, ...]
+    usual_shapes: Mapping[str, tuple[str, ...]]
     usual_dtypes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{"cuda": ("float32", "bfloat16"), "cpu": ("float32", "bfloat16")},
     }
@@ -127,14 +131,16 @@ class DeformableAttention(Benchmark):
     fields: ClassVar[tuple[str, ...]] = (
         *("shape", "dtype", "beside", "provider", "op", "fwd_extra_bytes", "bwd_extra_bytes"),
     )
-    packages: ClassVar[Mapping[str, str]] = {name: name for name in ("torch", "triton", "msda-triton", "mmcv")}
+    packages: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("torch", "triton", "msda-triton", "mmcv", "kernels", "dcnv4")
+    }
 
     def beside(self, dtype: str, locations: str) -> str:
         """Dtype of locations and weights: 16 bits place a point by up to half a pixel, so float32 is usual."""
         return dtype if locations == "same" else "float32"
 
     def bytes_moved(self, direction: str, shape: str, dtype: str, beside: str) -> int:
-        return shape_of(shape).bytes_moved(direction, dtype, beside)
+        return shape_of(shape).bytes_moved(direction, dtype, beside)  # references are a hundredth of it
 
     def parameters(self, shape: str, dtype: str) -> Shape:
         """Implementations know the levels before they are called."""
@@ -145,7 +151,7 @@ class DeformableAttention(Benchmark):
 
         def make(shape: Shape) -> Implementation:
             levels = list(shape.levels)
-            return Implementation(lambda t: (function(t["value"], levels, t["locations"], t["weights"]),))
+            return Implementation(lambda t: (function(t["value"], levels, *(t[name] for name in self.inputs[1:])),))
 
         return make
 
@@ -163,9 +169,9 @@ class DeformableAttention(Benchmark):
         fwd, bwd = (sizes.bytes_moved(direction, dtype, beside) for direction in ("fwd", "bwd"))
         largest = max(side for level in sizes.levels for side in level)
         return Problem(
-            leaves=LEAVES,
+            leaves=self.leaves,
             results=("out",),
-            data=lambda: make_data(sizes, dtype, beside, device),
+            data=lambda: make_data(sizes, dtype, beside, device, self.name == FUSED),
             truth=once,
             bytes_moved=(fwd, bwd),
             slack=(_SUMS + _PLACE * largest) * 2.0**-24,
@@ -179,30 +185,47 @@ def truth(shape: Shape, inputs: Tensors, grads: Tensors) -> dict[str, torch.Tens
 
     from retrograd.ops.msda import ms_deform_attn_reference
 
+    fused = "references" in inputs
     value = inputs["value"].detach().double().requires_grad_()
-    kept: dict[str, list[torch.Tensor]] = {name: [] for name in ("out", "grad_locations", "grad_weights")}
+    names = (FUSED_LEAVES if fused else LEAVES)[1:]
+    kept: dict[str, list[torch.Tensor]] = {name: [] for name in ("out", *(f"grad_{name}" for name in names))}
     total = torch.zeros_like(value)
     a_query = shape.batch * shape.heads * len(shape.levels) * shape.points * shape.channels
     step = max(_CHUNK_ELEMENTS // a_query, 1)
     for start in range(0, shape.queries, step):
         rows = slice(start, start + step)
-        locations, weights = (inputs[name][:, rows].detach().double().requires_grad_() for name in LEAVES[1:])
+        locations, leaf = (inputs[name][:, rows].detach() for name in names)
+        if fused:
+            sizes = sides(shape, value.device)
+            # Rounded as float32 rounds it, since it decides the cell; its derivative is that of the exact sum.
+            locations = inputs["references"][:, rows, None, :, None].float() + locations.float() / sizes
+        locations, leaf = locations.double().requires_grad_(), leaf.double().requires_grad_()
+        weights = leaf.softmax(-1).view(locations.shape[:-1]) if fused else leaf
         out = ms_deform_attn_reference(value, list(shape.levels), locations, weights, coordinates_in=torch.float32)
-        gradients = torch.autograd.grad(out, (value, locations, weights), grads["out"][:, rows].double())
+        gradients = list(torch.autograd.grad(out, (value, locations, leaf), grads["out"][:, rows].double()))
+        if fused:
+            gradients[1] = gradients[1] / sizes.double()
         total += gradients[0]
         for name, tensor in zip(kept, (out.detach(), *gradients[1:]), strict=True):
             kept[name].append(tensor)
     return {"grad_value": total} | {name: torch.cat(parts, dim=1) for name, parts in kept.items()}
 
 
-def make_data(shape: Shape, dtype_name: str, beside_name: str, device: str) -> Data:
+def sides(shape: Shape, device: str | torch.device) -> torch.Tensor:
+    """[L, 1, 2] (width, height) of the levels."""
+    import torch
+
+    return torch.tensor(shape.levels, device=device).flip(1).float()[:, None]
+
+
+def make_data(shape: Shape, dtype_name: str, beside_name: str, device: str, fused: bool = False) -> Data:
     """Sets of inputs and gradients of the results without end."""
     import torch
 
     dtype, beside = getattr(torch, dtype_name), getattr(torch, beside_name)
     # Not torch's own generator: a capture that failed leaves that one unusable.
     generator = torch.Generator(device).manual_seed(0)
-    sizes = torch.tensor(shape.levels, device=device).flip(1).float()[:, None]  # [L, 1, 2] (width, height)
+    sizes = sides(shape, device)
     places = (shape.batch, shape.queries, shape.heads, len(shape.levels), shape.points)
 
     def normal(*size: int) -> torch.Tensor:
@@ -215,10 +238,20 @@ def make_data(shape: Shape, dtype_name: str, beside_name: str, device: str) -> D
         else:
             x = torch.rand((*places, 2), device=device, generator=generator) * sizes - 0.5
         x = x.floor() + (x - x.floor()).clamp(_MARGIN, 1 - _MARGIN)
-        locations, weights = ((x + 0.5) / sizes).to(beside), normal(*places).flatten(3).softmax(-1).to(beside)
+        logits = normal(*places).flatten(3)
+        known = {"value": value, "locations": ((x + 0.5) / sizes).to(beside)}
+        known["weights"] = logits.softmax(-1).to(beside).view(places)
+        if fused:
+            centres = (
+                _centres(shape, device)
+                if shape.pixels
+                else torch.rand(shape.queries, 2, device=device, generator=generator)
+            )
+            references = centres[None, :, None].expand(shape.batch, -1, len(shape.levels), -1).to(beside).contiguous()
+            offsets = (x + 0.5 - references[:, :, None, :, None] * sizes).to(beside)
+            known = {"value": value, "references": references, "offsets": offsets, "logits": logits.to(beside)}
         grads = {"out": normal(shape.batch, shape.queries, shape.heads, shape.channels).to(dtype)}
-        tensors = (value, locations, weights.view(places))
-        yield {name: tensor.requires_grad_() for name, tensor in zip(LEAVES, tensors, strict=True)}, grads
+        yield {name: tensor.requires_grad_(name != "references") for name, tensor in known.items()}, grads
 
 
 def _centres(shape: Shape, device: str) -> torch.Tensor:
@@ -230,95 +263,6 @@ def _centres(shape: Shape, device: str) -> torch.Tensor:
         y, x = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing="ij")
         parts.append(torch.stack([(x + 0.5) / w, (y + 0.5) / h], dim=-1).view(-1, 2))
     return torch.cat(parts)
-
-
-def by_grid_sample(
-    value: torch.Tensor,
-    levels: tuple[tuple[int, int], ...],
-    locations: torch.Tensor,
-    weights: torch.Tensor,
-    padding_mode: str = "zeros",
-    align_corners: bool = False,
-) -> torch.Tensor:
-    """Deformable attention as models write it without a kernel: one grid_sample a level, in the dtype of all three.
-
-    The same steps as in transformers and in the tests of several libraries; 2 p - 1 included.
-    """
-    import torch
-
-    batch, _, heads, channels = value.shape
-    queries, points = locations.shape[1], locations.shape[4]
-    grids = 2 * locations - 1
-    samples = []
-    for i, image in enumerate(value.split([h * w for h, w in levels], dim=1)):
-        image = image.permute(0, 2, 3, 1).reshape(batch * heads, channels, *levels[i])
-        grid = grids[:, :, :, i].transpose(1, 2).reshape(batch * heads, queries, points, 2)
-        samples.append(
-            torch.nn.functional.grid_sample(image, grid, padding_mode=padding_mode, align_corners=align_corners)
-        )
-    stacked = torch.stack(samples, dim=-2).flatten(-2)  # [B * H, C, Q, L * P]
-    shares = weights.transpose(1, 2).reshape(batch * heads, 1, queries, len(levels) * points)
-    out = (stacked * shares).sum(-1)  # [B * H, C, Q]
-    return out.view(batch, heads, channels, queries).permute(0, 3, 1, 2).contiguous()
-
-
-def retrograd(shape: Shape, **options: Any) -> Implementation:
-    """This project's; `options` say in which mode."""
-    attend = importlib.import_module("retrograd.ops").ms_deform_attn
-    levels = list(shape.levels)
-    return Implementation(lambda t: (attend(t["value"], levels, t["locations"], t["weights"], **options),))
-
-
-def _single(function: Callable[..., torch.Tensor]) -> Callable[[Tensors], tuple[torch.Tensor, ...]]:
-    """`function` in float32: what it needs where it takes one dtype only, since 16 bits do not place a point."""
-
-    def call(t: Tensors) -> tuple[torch.Tensor, ...]:
-        return (function(*(t[name].float() for name in LEAVES)).to(t["value"].dtype),)
-
-    return call
-
-
-def grid_sample(shape: Shape) -> Implementation:
-    """In float32 for 16-bit values, as under autocast."""
-    return Implementation(_single(lambda value, *beside: by_grid_sample(value, shape.levels, *beside)))
-
-
-def msda_triton(shape: Shape) -> Implementation:
-    """float16 as it is; bfloat16 and mixed dtypes in float32: it would fall back to torch without a word."""
-    import torch
-
-    function = importlib.import_module("msda_triton").multiscale_deformable_attention
-    sizes: list[torch.Tensor] = []
-
-    def attend(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        sizes[:] = sizes or [torch.tensor(shape.levels, device=value.device)]
-        return function(value, sizes[0], locations, weights, "zeros", False)
-
-    in_single = _single(attend)
-
-    def call(t: Tensors) -> tuple[torch.Tensor, ...]:
-        half = all(t[name].dtype == torch.float16 for name in LEAVES)
-        return (attend(*(t[name] for name in LEAVES)),) if half else in_single(t)
-
-    return Implementation(call)
-
-
-def mmcv(shape: Shape) -> Implementation:
-    """The CUDA kernel of Deformable-DETR, in float32: with 16-bit values it would round locations to 16 bits."""
-    import torch
-
-    function = importlib.import_module("mmcv.ops").MultiScaleDeformableAttnFunction
-    tables: list[torch.Tensor] = []
-
-    def attend(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        if not tables:
-            sizes = torch.tensor(shape.levels, device=value.device)
-            area = sizes.prod(1)
-            tables.extend((sizes, area.cumsum(0) - area))
-        # Batches are cut into pieces of at most the last argument, which must divide them.
-        return function.apply(value, *tables, locations, weights, shape.batch).unflatten(-1, value.shape[2:])
-
-    return Implementation(_single(attend))
 
 
 # Another run, shown beside a measurement and never mixed with it: the fastest library, microseconds of its forward and
@@ -343,19 +287,12 @@ def earlier(shape: str, dtype: str) -> tuple[str, float, float] | None:
     return f"msda-triton{' / Deformable-DETR CUDA' * (shape == 'dec300')}", *_EARLIER[shape][0]
 
 
-BENCHMARKS = (DeformableAttention(),)
-# In the order in which tables show them; torch.compile of what people write comes last.
-PROVIDERS = (
-    Provider("retrograd", (OP,), retrograd),
-    Provider("retrograd-deterministic", (OP,), retrograd, {"deterministic": True}, usual=GPU),
-    Provider("retrograd-triton", (OP,), retrograd, {"impl": "triton"}, devices=GPU, usual=GPU),
-    Provider("retrograd-cuda", (OP,), retrograd, {"impl": "cuda"}, devices=GPU, usual=()),
-    Provider("retrograd-native", (OP,), retrograd, {"impl": "native"}, devices=CPU, usual=()),
-    # Torch operations on blocks of queries, for machines without kernels: a second a call at the large shapes.
-    Provider("retrograd-torch", (OP,), retrograd, {"impl": "torch"}, usual=()),
-    Provider("retrograd-compile", (OP,), retrograd, usual=(), compiled=True),
-    Provider("grid_sample", (OP,), grid_sample, package="torch"),
-    Provider("msda-triton", (OP,), msda_triton, package="msda-triton", devices=GPU, usual=GPU),
-    Provider("mmcv", (OP,), mmcv, package="mmcv", devices=GPU, usual=GPU),
-    Provider("grid_sample-compile", (OP,), grid_sample, package="torch", usual=GPU, compiled=True),
+_SHAPES = {"cuda": tuple(SHAPES), "cpu": CPU_SHAPES, "host": (HOST_SHAPE,)}
+_FEW = {**_SHAPES, "cuda": ("dec300b1", "dec900b2", "enc800b1")}
+_FUSED_INPUTS = ("value", "references", "offsets", "logits")
+BENCHMARKS = (
+    DeformableAttention(OP, "f(value, levels, locations, weights) -> out", LEAVES, LEAVES, _SHAPES),
+    DeformableAttention(
+        FUSED, "f(value, levels, references, offsets, logits) -> out", _FUSED_INPUTS, FUSED_LEAVES, _FEW
+    ),
 )

@@ -12,7 +12,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from retrograd import config
-from retrograd.bench.benchmark import CPU, GPU, Benchmark, Data, Implementation, Problem, Provider, Tensors, two_sizes
+from retrograd.bench.benchmark import (
+    CPU,
+    GPU,
+    Benchmark,
+    Data,
+    Implementation,
+    Problem,
+    Provider,
+    Tensors,
+    UnavailableError,
+    two_sizes,
+)
+from retrograd.compat import torch_native
 from retrograd.errors import NativeBuildError
 
 if TYPE_CHECKING:
@@ -49,7 +61,7 @@ class Norm(Benchmark):
     fields: ClassVar[tuple[str, ...]] = ("op", "m", "n", "dtype", "provider")
     packages: ClassVar[Mapping[str, str]] = {
         **{name: name for name in ("torch", "triton")},
-        **{"liger": "liger-kernel", "quack": "quack-kernels"},
+        **{"liger": "liger-kernel", "quack": "quack-kernels", "cutlass-dsl": "nvidia-cutlass-dsl"},
     }
 
     @property
@@ -215,6 +227,33 @@ def liger(op: Norm) -> Implementation:
     return Implementation(lambda t: (plain.apply(t["x"], t["weight"], op.eps, 0.0, "llama", False),))
 
 
+def liger_cutedsl(op: Norm) -> Implementation:
+    """What Liger's dispatcher takes for itself on Hopper, without its way back to Triton."""
+    name = "layer_norm" if op.centered else "fused_add_rms_norm" if op.add else "rms_norm"
+    module = importlib.import_module(f"liger_kernel.ops.backends._cutedsl.{name}")
+    if op.centered:
+        layer = module._LigerLayerNormCuTeDSLFunction
+        return Implementation(lambda t: (layer.apply(t["x"], t["weight"], t["bias"], op.eps),))
+    if op.add:
+        fused = module._LigerFusedAddRMSNormCuTeDSLFunction
+        return Implementation(lambda t: fused.apply(t["x"], t["residual"], t["weight"], op.eps, 0.0, "llama", False))
+    plain = module._LigerRMSNormCuTeDSLFunction
+    return Implementation(lambda t: (plain.apply(t["x"], t["weight"], op.eps, 0.0, "llama", False, None),))
+
+
+def liger_cutedsl_ops(op: Norm) -> Implementation:
+    """What LIGER_KERNEL_IMPL=cutedsl puts in place of Liger's RMSNorm."""
+    plain = importlib.import_module("liger_kernel.ops.cutedsl.ops.rms_norm").LigerRMSNormFunction
+    return Implementation(lambda t: (plain.apply(t["x"], t["weight"], op.eps, 0.0, "llama", False),))
+
+
+def torch_cutedsl(op: Norm) -> Implementation:
+    """torch's functions where they run a kernel in the CuTe DSL; "torch" is then the same."""
+    if reason := torch_native.why_not_cutedsl():
+        raise UnavailableError(f"torch-cutedsl: {reason}")
+    return by_torch(op)
+
+
 def quack(op: Norm) -> Implementation:
     if op.centered:
         return _quack_layer_norm(op)
@@ -246,6 +285,7 @@ def _quack_layer_norm(op: Norm) -> Implementation:
 _ALL = tuple(norm.name for norm in BENCHMARKS)
 # Neither Liger nor quack has a fused add + LayerNorm.
 _ALL_BUT_ADD_LAYER = _ALL[:3]
+_CUTE = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 
 # In the order in which tables show them. torch.compile of what people write comes last: it takes longest.
 PROVIDERS = (
@@ -259,6 +299,14 @@ PROVIDERS = (
     Provider("torch", _ALL, by_torch, package="torch"),
     Provider("written-out", _ALL, written_out, package="torch", usual=CPU),
     Provider("liger", _ALL_BUT_ADD_LAYER, liger, package="liger-kernel", devices=GPU, usual=GPU),
+    *(
+        Provider(name, ops, make, package="liger-kernel", also=_CUTE[:1], devices=GPU, usual=GPU)
+        for name, ops, make in (
+            ("liger-cutedsl", _ALL_BUT_ADD_LAYER, liger_cutedsl),
+            ("liger-cutedsl-ops", _ALL[:1], liger_cutedsl_ops),
+        )
+    ),
     Provider("quack", _ALL_BUT_ADD_LAYER, quack, package="quack-kernels", devices=GPU, usual=GPU),
+    Provider("torch-cutedsl", _ALL[:2], torch_cutedsl, package="torch", also=_CUTE, devices=GPU, usual=GPU),
     Provider("compile", _ALL, written_out, package="torch", usual=GPU, compiled=True),
 )

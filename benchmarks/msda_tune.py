@@ -1,0 +1,195 @@
+"""Variants of the CUDA kernels of deformable attention, and what bounds them, on one GPU in one process.
+
+Kernels by the profiler; whole backwards by replayed graphs with cold inputs; the deterministic one with the gradients
+of locations and weights beside the sort on a second stream; and `cells`, `backward` and `reduce` with one of their
+costs taken out of the source, which says what that cost is: additions, reads of value, reads of grad_out.
+
+    python benchmarks/msda_tune.py [--shapes enc800,enc800b1] [--dtypes float32,bfloat16] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrograd.bench.ops.msda import make_data, shape_of
+from retrograd.bench.timing import CudaTimer
+from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
+from retrograd.ops.msda.cuda import launch, plan
+
+ALL = NeededGrads(True, True, True)
+Backward = Callable[[torch.Tensor, MsdaInputs, MsdaSpec], MsdaGrads]
+# Costs to take out: file, text, what stands there instead. Sums stay needed, since nobody knows that they are no 1e38.
+WITHOUT = {
+    "additions": {
+        "gradients.cuh": (
+            "    for (int v = 0; v < VEC; v += 4) {\n",
+            "    for (int v = 0; v < VEC; v += 4) {\n        if (share * g[v] + share * g[v + 1] != 1e38f) continue;\n",
+        )
+    },
+    "reads of value": {
+        "common.cuh": (
+            "    if constexpr (SAFE) {\n        // The first",
+            "    where = make_uint2(SAFE ? 15u : 0u, 0u);\n    if constexpr (SAFE) {\n        // The first",
+        )
+    },
+    "reads of grad_out": {
+        "cells.cu": ("group].z + j", "group].z * 0u + j"),
+        "reduce.cu": ("query * PIXEL_BYTES);\n            }", "query * 0u);\n            }"),
+    },
+}
+
+
+def beside(threads: int, blocks: int) -> Backward:
+    """The deterministic backward with `backward` on a second stream, in CTAs of so many threads."""
+    side = torch.cuda.Stream()
+
+    def run(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec) -> MsdaGrads:
+        sizes, value = launch._sizes(inputs, spec), inputs.value
+        grads = MsdaGrads(*(torch.empty_like(t) for t in (value, inputs.locations, inputs.weights)))
+        names = ("grad_value", "grad_locations", "grad_weights")
+        tensors = dict(zip(names, grads, strict=False), grad_out=grad_out)
+        work = launch._Work(inputs, spec, sizes, tensors, dots=True)
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        processors = launch._processors(value.device.index)
+        with torch.cuda.stream(side):
+            launch._walk(work, "backward", plan.plan_queries(sizes, processors, threads, blocks))
+        launch._sort(work, reduces=True)
+        main.wait_stream(side)
+        return grads
+
+    return run
+
+
+def usual(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec) -> MsdaGrads:
+    return launch.msda_bwd(grad_out, inputs, spec, ALL)
+
+
+@contextmanager
+def edited(names: tuple[str, ...]) -> Iterator[None]:
+    """Kernels compiled from sources without these costs."""
+    folder, headers = launch._FOLDER, launch.HEADERS
+    with tempfile.TemporaryDirectory() as temporary:
+        for file in folder.glob("*.cu*"):
+            shutil.copy(file, temporary)
+        for name in names:
+            for file, (text, instead) in WITHOUT[name].items():
+                path = Path(temporary) / file
+                source = path.read_text()
+                if source.count(text) != 1:
+                    raise ValueError(f"{file} has {text!r} {source.count(text)} times, expected once")
+                path.write_text(source.replace(text, instead))
+        launch._FOLDER, launch.HEADERS = Path(temporary), tuple(Path(temporary) / header.name for header in headers)
+        launch._kernel.cache_clear()
+        try:
+            yield
+        finally:
+            launch._FOLDER, launch.HEADERS = folder, headers
+            launch._kernel.cache_clear()
+
+
+class Case:
+    """A shape and dtype with inputs that do not fit into L2."""
+
+    def __init__(self, shape: str, dtype: str, timer: CudaTimer) -> None:
+        self.timer, self.sizes = timer, shape_of(shape)
+        points = (self.sizes.points,) * len(self.sizes.levels)
+        self.specs = {det: MsdaSpec(points, False, False, det) for det in (False, True)}
+        self.sets, self.calls = timer.plan(self.sizes.bytes_moved("bwd", dtype, "float32"))
+        data = make_data(self.sizes, dtype, "float32", "cuda")
+        self.data = [self._inputs(*next(data)) for _ in range(self.sets)]
+
+    def _inputs(self, tensors: dict[str, Any], grads: dict[str, Any]) -> tuple[torch.Tensor, MsdaInputs]:
+        value, locations, weights = (tensors[name].detach() for name in ("value", "locations", "weights"))
+        b, q, h = weights.shape[:3]
+        levels = Levels(self.sizes.levels)
+        return grads["out"], MsdaInputs(value, levels, locations.view(b, q, h, -1, 2), weights.view(b, q, h, -1))
+
+    def call(self, backward: Backward, deterministic: bool, i: int = 0) -> list[torch.Tensor | None]:
+        grad_out, inputs = self.data[i]
+        return list(backward(grad_out, inputs, self.specs[deterministic]))[:3]
+
+    def us(self, backward: Backward, deterministic: bool) -> float:
+        with self.timer.scope():
+            return 1e3 * self.timer.time(lambda i: self.call(backward, deterministic, i), self.sets, self.calls).ms
+
+    def kernels(self, backward: Backward, deterministic: bool) -> dict[str, float]:
+        """Microseconds of each kernel, the mean of the calls on all sets, cold."""
+        self.call(backward, deterministic)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for i in range(self.sets):
+                self.call(backward, deterministic, i)
+            torch.cuda.synchronize()
+        spans: dict[str, list[float]] = defaultdict(list)
+        for event in profiler.events() or ():
+            if str(event.device_type) == "DeviceType.CUDA":
+                spans[event.name[:40]].append(event.time_range.elapsed_us())
+        return {name: round(sum(times) / self.sets, 1) for name, times in spans.items()}
+
+
+def variants(case: Case) -> Iterator[tuple[str, Any]]:
+    """(what, microseconds) of everything there is to compare."""
+    default, ordered = case.us(usual, False), case.us(usual, True)
+    yield "default", default
+    yield "deterministic", ordered
+    yield "deterministic / default", ordered / default
+    yield "kernels of default", case.kernels(usual, False)
+    yield "kernels of deterministic", case.kernels(usual, True)
+    want = case.call(usual, True)
+    for threads, blocks in ((512, 1), (384, 1), (256, 1), (256, 2), (128, 2), (128, 4)):
+        run = beside(threads, blocks)
+        got = case.call(run, True)
+        torch.cuda.synchronize()
+        same = all(torch.equal(a, b) for a, b in zip(want, got, strict=True) if a is not None and b is not None)
+        yield f"beside the sort, {threads} threads x {blocks}", case.us(run, True) if same else "other bits"
+
+
+def costs(case: Case) -> Iterator[tuple[str, Any]]:
+    """Microseconds of kernels without one of their costs, and without all."""
+    for names in (("additions",), ("reads of value",), ("reads of grad_out",), tuple(WITHOUT)):
+        with edited(names):
+            for deterministic in (False, True):
+                kept = {
+                    name: us
+                    for name, us in case.kernels(usual, deterministic).items()
+                    if name in ("cells", "backward", "reduce")
+                }
+                yield f"{'deterministic' if deterministic else 'default'} without {', '.join(names)}", kept
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="enc800,enc800b1")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--costs", action="store_true", help="kernels without one of their costs, too")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    timer, began = CudaTimer(), time.monotonic()
+    for shape in args.shapes.split(","):
+        for dtype in args.dtypes.split(","):
+            case = Case(shape, dtype, timer)
+            for what, us in (*variants(case), *(costs(case) if args.costs else ())):
+                print(f"{shape} {dtype} {what}: {us}  [{time.monotonic() - began:.0f} s]", flush=True)
+                if args.out:
+                    with args.out.open("a") as lines:
+                        print(json.dumps(dict(shape=shape, dtype=dtype, what=what, us=us)), file=lines)
+            del case
+            torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
