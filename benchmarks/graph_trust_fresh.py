@@ -8,12 +8,9 @@ Each pair three times: HLO, optimised HLO, StableHLO. Both sets and what they ex
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
@@ -25,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from graph_trust_pairs import Options, Pair, Texts, main
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 F32, I32 = jnp.float32, jnp.int32
-Options = dict[str, Any]
 
 
 def struct(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
@@ -274,7 +271,6 @@ DEFAULTS: dict[Callable, Options] = {
     ensemble: dict(temperature=1.7, floor=-1.0, remat=False, policy=None, unroll=1, noise=0.25, lr=0.05, std=False,
                    members=3, depth=4),
 }  # fmt: skip
-Pair = tuple[str, Callable, Options, Options, str]
 FIRST: list[Pair] = [
     ("flax heads", flax_encoder, {}, {"heads": 2}, r"\[16,4,4\].* -> f32\[16,2,8\]"),
     ("flax dropout", flax_encoder, {}, {"drop": 0.3}, r"0\.9 -> 0\.7"),
@@ -345,45 +341,12 @@ SECOND: list[Pair] = [
 ]  # fmt: skip
 
 
-def texts(program: Callable, options: Options) -> dict[str, str]:
+def texts(program: Callable, options: Options, defaults: dict[Callable, Options]) -> Texts:
     """The three texts of a variant."""
-    f, arguments, *donated = program(options)
+    f, arguments, *donated = program(defaults[program] | options)
     low = jax.jit(f, donate_argnums=tuple(donated)).lower(*arguments)
     return {"hlo.txt": low.as_text("hlo"), "opt.txt": low.compile().as_text(), "shlo.mlir": low.as_text()}
 
 
-def write(folder: Path, pairs: list[Pair], defaults: dict[Callable, Options]) -> None:
-    """The texts of pairs and their table; a change that JAX drops before lowering is none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table: list[str] = []
-    known: dict[str, dict[str, str]] = {}
-    for name, program, a, b, cause in pairs:
-        keys = [f"{program.__name__}{options}" for options in (a, b)]
-        for key, options in zip(keys, (a, b), strict=True):
-            known[key] = known.get(key) or texts(program, defaults[program] | options)
-        for suffix in ("hlo.txt", "opt.txt", "shlo.mlir"):
-            files = [f"{name.replace(' ', '_')}.{side}.{suffix}" for side in "ab"]
-            for file, key in zip(files, keys, strict=True):
-                (folder / file).write_text(known[key][suffix])
-            # Optimised text leaves out the numbers of arrays.
-            hidden = suffix == "opt.txt" and cause.startswith("constant")
-            verdict, told = ("cannot tell", "left out") if hidden else ("different", cause)
-            if known[keys[0]]["hlo.txt"] != known[keys[1]]["hlo.txt"]:
-                table.append(
-                    f'[[pair]]\nname = {json.dumps(f"{name}, {suffix}")}\na = "{files[0]}"\nb = "{files[1]}"\n'
-                    f"verdict = \"{verdict}\"\ncause = '{told}'\n"
-                )
-        print(name, flush=True)
-    (folder / "pairs.toml").write_text("\n".join(table))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--set", choices=["first", "second"], default="first")
-    args = parser.parse_args()
-    write(args.folder, FIRST if args.set == "first" else SECOND, DEFAULTS)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"first": FIRST, "second": SECOND}, partial(texts, defaults=DEFAULTS))

@@ -8,9 +8,8 @@ Each pair three times: HLO, optimised HLO, StableHLO. Both sets and what they ex
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import diffrax
@@ -22,7 +21,8 @@ import numpyro.distributions as dist
 import optax
 import rlax
 from flax import nnx
-from graph_trust_fresh import F32, I32, Options, Pair, struct, write
+from graph_trust_fresh import F32, I32, struct, texts
+from graph_trust_pairs import Options, Pair, main
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -432,13 +432,5 @@ FOURTH: list[Pair] = [
 ]  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--set", choices=["third", "fourth"], default="third")
-    args = parser.parse_args()
-    write(args.folder, THIRD if args.set == "third" else FOURTH, DEFAULTS)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"third": THIRD, "fourth": FOURTH}, partial(texts, defaults=DEFAULTS))

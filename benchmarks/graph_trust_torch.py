@@ -9,22 +9,18 @@ were written before any result.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from graph_trust_pairs import Pair, Texts, main
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-Texts = dict[str, str]
 
 
 def graphs(function: Callable, *arguments: Any) -> Texts:
@@ -155,7 +151,6 @@ def masked(o: dict[str, Any]) -> Texts:
 
 
 gelu = partial(F.gelu, approximate="none")
-Pair = tuple[str, Callable[[dict[str, Any]], Texts], dict[str, Any], dict[str, Any], str]
 FIRST: list[Pair] = [
     ("bert heads", bert, {}, {"num_attention_heads": 2}, r"4.* -> .*2|reshape|view"),
     ("bert layer", bert, {}, {"num_hidden_layers": 3}, r"^\+ "),
@@ -206,31 +201,5 @@ SECOND: list[Pair] = [
 ]  # fmt: skip
 
 
-def write(folder: Path, pairs: list[Pair]) -> None:
-    """The texts of pairs and their table."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table: list[str] = []
-    for name, program, a, b, cause in pairs:
-        sides = {"a": program(a), "b": program(b)}
-        for kind in [kind for kind in sides["a"] if kind in sides["b"] and sides["a"][kind] != sides["b"][kind]]:
-            files = {side: f"{name.replace(' ', '_')}.{side}.{kind}.txt" for side in sides}
-            for side, file in files.items():
-                (folder / file).write_text(sides[side][kind])
-            table.append(
-                f'[[pair]]\nname = {json.dumps(f"{name}, {kind}")}\na = "{files["a"]}"\nb = "{files["b"]}"\n'
-                f"verdict = \"different\"\ncause = '{cause}'\n"
-            )
-        print(name, *sides["a"], flush=True)
-    (folder / "pairs.toml").write_text("\n".join(table))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--set", choices=["first", "second"], default="first")
-    args = parser.parse_args()
-    write(args.folder, FIRST if args.set == "first" else SECOND)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"first": FIRST, "second": SECOND})

@@ -9,28 +9,26 @@ gives, as far as these differ. Both sets and what they expect were written befor
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
-from graph_trust_torch import Pair, Texts, graphs, write
+from graph_trust_pairs import Options, Pair, Texts, main
+from graph_trust_torch import graphs
 from torch import nn
 from torch.nn import functional as F
 
-# Wheels of torchvision from the index are built for CUDA: beside a torch for CPUs its operators have no schema.
-_VISION = torch.library.Library("torchvision", "DEF")
-for _operator in ("nms", "qnms", "roi_align", "qroi_align"):
-    _VISION.define(f"{_operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+try:
+    import torchvision
+except RuntimeError:  # a wheel built for CUDA: beside a torch for CPUs its operators have no schema
+    _VISION = torch.library.Library("torchvision", "DEF")
+    for _operator in ("nms", "qnms", "roi_align", "qroi_align"):
+        _VISION.define(f"{_operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    import torchvision
 
-import timm  # noqa: E402
-import torchdiffeq  # noqa: E402
-import torchvision  # noqa: E402
-import transformers  # noqa: E402
-import x_transformers  # noqa: E402
-
-Options = dict[str, Any]
+import timm
+import torchdiffeq
+import transformers
+import x_transformers
 
 
 def resnet(o: Options) -> Texts:
@@ -282,13 +280,5 @@ FOURTH: list[Pair] = [
 ]  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--set", choices=["third", "fourth"], default="third")
-    args = parser.parse_args()
-    write(args.folder, THIRD if args.set == "third" else FOURTH)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"third": THIRD, "fourth": FOURTH})

@@ -8,15 +8,12 @@ is `tests/graph/data/fresh/pool.hlo.txt.gz`.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from graph_trust_pairs import Pair, main
 
 F32 = jnp.float32
 LSTM: dict[str, Any] = {"forget": 1.0, "remat": False, "reverse": False, "scale": 1.0, "l2": 1e-4, "lr": 0.01,
@@ -80,7 +77,7 @@ def texts(low: Any) -> dict[str, str]:
     return {"hlo.txt": low.as_text("hlo"), "opt.txt": low.compile().as_text(), "shlo.mlir": low.as_text()}
 
 
-PAIRS: list[tuple[str, Callable[[dict[str, Any]], dict[str, str]], dict[str, Any], dict[str, Any], str]] = [
+PAIRS: list[Pair] = [
     ("lstm length", lowered_lstm, {}, {"steps": 9}, r"6 -> 9 steps"),
     ("lstm remat", lowered_lstm, {}, {"remat": True}, r"remat"),
     ("lstm forget bias", lowered_lstm, {}, {"forget": 0.5}, r"1 -> 0\.5"),
@@ -101,24 +98,5 @@ PAIRS: list[tuple[str, Callable[[dict[str, Any]], dict[str, str]], dict[str, Any
 ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    table: list[str] = []
-    for name, lowered, a, b, cause in PAIRS:
-        sides = {"a": lowered(a), "b": lowered(b)}
-        for suffix in sides["a"]:
-            files = {side: f"{name.replace(' ', '_')}.{side}.{suffix}" for side in sides}
-            for side, file in files.items():
-                (folder / file).write_text(sides[side][suffix])
-            table.append(
-                f'[[pair]]\nname = {json.dumps(f"{name}, {suffix}")}\na = "{files["a"]}"\nb = "{files["b"]}"\n'
-                f"verdict = \"different\"\ncause = '{cause}'\n"
-            )
-    (folder / "pairs.toml").write_text("\n".join(table))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"unseen": PAIRS})
