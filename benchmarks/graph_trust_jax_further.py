@@ -275,7 +275,7 @@ def sampler(o: Options) -> tuple:
         kernel = o["algorithm"](density, o["step"], **o["more"])
 
         def one(state: Any, key: jax.Array) -> Any:
-            state, info = kernel.step(key, state)
+            state, _ = kernel.step(key, state)
             return state, state.position * o["thin"]
 
         return jax.lax.scan(one, kernel.init(x), jax.random.split(key, o["draws"]))[1].mean(0)
@@ -293,7 +293,7 @@ def evolution(o: Options) -> tuple:
         k1, k2 = jax.random.split(key)
         population, state = strategy.ask(k1, state, params)
         fitness = jnp.sum((population - o["target"]) ** 2, -1) + o["noise"] * jnp.sum(jnp.abs(population), -1)
-        state, metrics = strategy.tell(k2, population, fitness, state, params)
+        state, _ = strategy.tell(k2, population, fitness, state, params)
         return state, fitness.min()
 
     state = jax.eval_shape(lambda k: strategy.init(k, solution, params), jax.random.key(0))
@@ -424,8 +424,8 @@ DEFAULTS: dict[Callable, Options] = {
                       cell=keras.layers.LSTM, units=6, backwards=False, drop=0.25, l2=3e-4, logits=True, smooth=0.0,
                       training=True, lr=0.05, batch=3),
     search: dict(reward=0.7, discount=0.97, simulations=6, depth=None, policy=mctx.gumbel_muzero_policy, more={}),
-    process: dict(kernel=tinygp.kernels.ExpSquared, linear=False, slope=0.35, jitter=1e-4, mean=0.0, weight=0.6, lr=0.02,
-                  points=8),
+    process: dict(kernel=tinygp.kernels.ExpSquared, linear=False, slope=0.35, jitter=1e-4, mean=0.0, weight=0.6,
+                  lr=0.02, points=8),
     transport: dict(cost=costs.SqEuclidean, epsilon=0.05, tau=1.0, threshold=1e-3, most=40, lse=True, inner=10,
                     weight=0.8, points=6),
     inner: dict(loss=lambda y, z: (y - z) ** 2, ridge=0.3, solver=jaxopt.GradientDescent, most=20, tol=1e-3,
@@ -504,7 +504,8 @@ FIFTH: list[Pair] = [
     ("inner tolerance", inner, {}, {"tol": 1e-5}, r"0\.001 -> 1e-05"),
     ("flow width", flow, {}, {"width": 12}, r"parameters? .*8.* -> .*12"),
     ("flow layers", flow, {}, {"layers": 3}, r"2 -> 3 steps|parameters? .*\[2,.* -> .*\[3,"),
-    ("flow spline", flow, {}, {"more": {"transformer": rational(knots=4, interval=3)}}, r"parameters? |softmax|exp|^\+ "),
+    ("flow spline", flow, {}, {"more": {"transformer": rational(knots=4, interval=3)}},
+     r"parameters? |softmax|exp|^\+ "),
     ("states noise", states, {}, {"q": 0.5}, r"0\.2 -> 0\.5|constant"),
     ("states steps", states, {}, {"steps": 9}, r"6 -> 9 steps|\[6,2\] -> f32\[9,2\]"),
     ("states penalty", states, {}, {"penalty": 0.2}, r"0\.07 -> -?0\.2"),
@@ -596,7 +597,8 @@ SIXTH: list[Pair] = [
     ("springs stiffness", springs, {}, {"stiff": 60.0}, r"45 -> 60"),
     ("springs masses", springs, {}, {"masses": 6}, r"\[4,3\] -> f32\[6,3\]"),
     ("springs length", springs, {}, {"steps": 12}, r"8 -> 12 steps"),
-    ("springs effort", springs, {}, {"effort": 0.09}, r"0\.03 -> 0\.09|0\.01 -> 0\.03|0\.0025 -> 0\.0075|0\.005 -> 0\.015"),
+    ("springs effort", springs, {}, {"effort": 0.09},
+     r"0\.03 -> 0\.09|0\.01 -> 0\.03|0\.0025 -> 0\.0075|0\.005 -> 0\.015"),
     ("partitioned weights", partitioned, {}, {"up": P("model", None)}, r"shard|all-|collective|dynamic-slice|dot"),
     ("partitioned activation", partitioned, {}, {"act": jnp.tanh}, r"tanh|max|compare"),
     ("partitioned donation", partitioned, {}, {"donate": (0,)}, r"donation of argument"),
