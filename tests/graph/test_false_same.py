@@ -8,6 +8,7 @@ import pytest
 
 from retrograd import graph
 from retrograd.graph.keys import compiled_key, strict_key
+from retrograd.graph.schema import COMPILES_AGAIN
 
 HLO = """HloModule m, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
 
@@ -176,3 +177,49 @@ def test_tensors_that_a_function_closes_over(old: str, new: str, verdict: str) -
     a, b = (graph.parse(text)[0] for text in (CAPTURED, CAPTURED.replace(old, new)))
     assert graph.diff(a, b).verdict == verdict
     assert graph.diff(a, a).verdict in ("same", "cannot tell")
+
+
+EXPORTED = """ExportedProgram:
+    class GraphModule(torch.nn.Module):
+        def forward(self, p_w: "f32[4]", b_count: "f32[4]", x: "f32[4]"):
+            mul: "f32[4]" = torch.ops.aten.mul.Tensor(x, p_w);  x = p_w = None
+            add: "f32[4]" = torch.ops.aten.add.Tensor(b_count, 1);  b_count = None
+            return (add, mul)
+
+Graph signature:
+    # inputs
+    p_w: PARAMETER target='w'
+    b_count: BUFFER target='count' persistent=True
+    x: USER_INPUT
+
+    # outputs
+    add: BUFFER_MUTATION target='count'
+    mul: USER_OUTPUT
+
+Range constraints: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "computes"),
+    [
+        ("BUFFER_MUTATION target='count'", "USER_OUTPUT", True),
+        ("BUFFER_MUTATION target='count'", "BUFFER_MUTATION target='sum'", True),
+        ("mul: USER_OUTPUT", "mul: LOSS_OUTPUT", True),
+        ("PARAMETER target='w'", "PARAMETER target='v'", False),
+        ("persistent=True", "persistent=False", False),
+        ("{}", "{s0: VR[2, 9]}", False),
+        ("    # inputs\n", "    (in another form)\n", False),
+    ],
+)
+def test_signature_of_an_exported_program_counts(old, new, computes):
+    edited = EXPORTED.replace(old, new)
+    diff = graph.diff(*(graph.parse(text)[0] for text in (EXPORTED, edited)))
+    assert edited != EXPORTED
+    assert diff.verdict == "different"
+    assert any(c.kind in COMPILES_AGAIN for c in diff.causes) != computes
+
+
+def test_names_in_the_signature_of_an_exported_program_say_nothing():
+    renamed = EXPORTED.replace("mul:", "product:").replace("p_w", "p_v").replace(" mul)", " product)")
+    assert graph.diff(*(graph.parse(text)[0] for text in (EXPORTED, renamed))).verdict == "same"

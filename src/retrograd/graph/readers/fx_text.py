@@ -15,6 +15,7 @@ from typing import Any
 from retrograd.errors import GraphError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph
+from retrograd.graph.readers.export_signature import exported, signature_of
 from retrograd.graph.readers.fx_body import Body, Constructed, Ref, Sub, Text, metadata_of, opcode_of
 
 _LOG = re.compile(r"[VIWEC][0-9]{4} [0-9:.]++ [^\]\n]*+\] (?:\[[^\]\n]*+\] ?)*+")
@@ -95,6 +96,7 @@ class _Reader:
         self.classes: list[_Class] = []
         self.places: dict[str, Any] = {}
         self.unnamed: Ref | None = None
+        self.header, self.written = signature_of(self.lines)
 
     def error(self, message: str, at: int) -> GraphError:
         shown = self.lines[at] if at < len(self.lines) else ""
@@ -112,7 +114,7 @@ class _Reader:
         for cls in reversed(self.classes):  # callers come first in the text, and last among computations
             computations[cls.name] = cls.body.computation(cls.name, self.first + cls.line)
         entry = self.classes[0].name
-        return Graph(entry, computations, entry, "fx", source=self.source)
+        return Graph(entry, computations, entry, "fx", self.header, source=self.source)
 
     def find_classes(self) -> None:
         """The classes and which is inside which, by indentation."""
@@ -211,7 +213,8 @@ class _Reader:
             value = statement.value
             if isinstance(value, ast.Call) and _dotted(value.func).endswith("tree_unflatten") and value.args:
                 value = value.args[0]
-            body.output(self.value(value, at) if value is not None else (), self.first + at)
+            values = self.value(value, at) if value is not None else ()
+            body.output(exported(body, values, self.written) if cls is self.classes[0] else values, self.first + at)
         elif isinstance(statement, ast.AugAssign):
             args = [self.value(statement.target, at), self.value(statement.value, at)]
             self.inplace(body, f"operator.i{_binary(statement.op).rstrip('_')}", args, at)
