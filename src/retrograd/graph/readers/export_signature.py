@@ -42,7 +42,7 @@ def signature_of(lines: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def exported(body: Body, values: Any, outputs: Sequence[str]) -> Any:
     """Returned values, behind an operation where they are not returned but written to a buffer, say."""
     written = list(cast(Sequence[Any], values)) if isinstance(values, tuple) else []
-    if len(outputs) != len(written):
+    if not outputs or len(outputs) != len(written):
         return cast(Any, values)
     for k, (value, output) in enumerate(zip(written, outputs, strict=True)):
         kind, _, target = output.partition(" ")
