@@ -38,6 +38,11 @@ def test_import_brings_neither_torch_nor_triton(module):
     assert _fresh(code).strip() == "[]"
 
 
+def test_a_name_is_looked_for_once():
+    code = "from retrograd import ops; first = ops.rms_norm; print(vars(ops).get('rms_norm') is first)"
+    assert _fresh(code).strip() == "True"
+
+
 WITHOUT_TORCH = {
     "help": ["--help"],
     "help-of-a-group": ["graph", "--help"],
