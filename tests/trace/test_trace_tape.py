@@ -195,6 +195,26 @@ def test_what_is_read_within_a_step_keeps_its_numbers():
     assert [s.high for s in (*last.inputs, *last.outputs)] == [2.0, 4.0, 6.0]
 
 
+@pytest.mark.parametrize("engine", ["python", "tape"])
+def test_names_follow_parameters_that_are_replaced_moved_and_added_between_steps(engine):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with trace.record(model, engine=engine) as recorder:
+        for step in range(4):
+            if step == 1:
+                model[0].weight = nn.Parameter(torch.ones(3, 3))
+            if step == 2:
+                model[1].weight.data = torch.ones(3, 3)
+            if step == 3:
+                model[0].add_module("inner", nn.Linear(3, 3))
+                model[0].inner(torch.ones(2, 3))
+            model(torch.ones(2, 3))
+            recorder.step()
+    names = [{s.name for op in recorder.trace.ops if op.step == step for s in op.inputs if s.name} for step in range(4)]
+    usual = {f"{module}.{name}" for module in (0, 1) for name in ("weight", "bias")}
+    assert names[:3] == [usual] * 3
+    assert names[3] == usual | {"0.inner.weight", "0.inner.bias"}
+
+
 def test_an_overflow_in_the_backward_is_found_with_its_line(device):
     torch.manual_seed(0)
     model = Transformer().to(device)

@@ -1,4 +1,4 @@
-"""Tensors' storages: identity, elements of sparse ones, and whether memory holds the numbers."""
+"""Tensors' storages: identity, elements of sparse ones, whether memory holds the numbers; and what modules hold."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ storage_id: Callable[[Any], int] = attrgetter("_cdata")
 sparse_values: Callable[[torch.Tensor], torch.Tensor] = methodcaller("_values")
 # Whether a tensor is zeros that nobody stored, as autograd's forward mode makes them.
 has_no_memory: Callable[[torch.Tensor], bool] = methodcaller("_is_zerotensor")
+# The parameters, buffers and modules that a module holds itself, by name: three mappings that change as it does.
+own_members: Callable[[torch.nn.Module], tuple[Any, ...]] = attrgetter("_parameters", "_buffers", "_modules")
 
 
 def is_zeros_without_memory(operator: Any) -> bool:
@@ -27,7 +29,15 @@ def is_zeros_without_memory(operator: Any) -> bool:
     "torch.tensors",
     "asks where tensors keep their numbers",
     "verify and traces stop where they ask for such a name",
-    names=("UntypedStorage._cdata", "Tensor._values", "Tensor._is_zerotensor", "aten::_efficientzerotensor"),
+    names=(
+        "UntypedStorage._cdata",
+        "Tensor._values",
+        "Tensor._is_zerotensor",
+        "aten::_efficientzerotensor",
+        "Module._parameters",
+        "Module._buffers",
+        "Module._modules",
+    ),
 )
 @in_fresh_thread
 def PART() -> str:
@@ -37,5 +47,11 @@ def PART() -> str:
         return "storages are told apart otherwise than by _cdata"
     if torch.eye(2, device="cpu").to_sparse_coo()._values().tolist() != [1.0, 1.0]:
         return "_values are not the elements of a sparse tensor"
+    module = torch.nn.Module()
+    members = own_members(module)
+    module.weight, module.inner = torch.nn.Parameter(base), torch.nn.Module()
+    module.register_buffer("total", same_buffer := torch.zeros(1, device="cpu"))
+    if [list(held.values()) for held in members] != [[module.weight], [same_buffer], [module.inner]]:
+        return "modules hold what they are assigned elsewhere"
     zeros = torch.ops.aten._efficientzerotensor.default([2], device="cpu")
     return "" if has_no_memory(zeros) and not has_no_memory(base) else "zeros without memory are not told apart"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.torch_tensors import storage_id
+from retrograd.compat.torch_tensors import own_members, storage_id
 from retrograd.core.program_lines import PACKAGES, folders, is_program
 
 _MAX_FRAMES = 400  # frames looked at: a deep model calls 3 a level
@@ -40,6 +40,11 @@ class SourceLocator:
         self.has_new_root = False  # whether a root has come since somebody set this back
         self.in_generated_code = False  # whether code that torch.compile generated was among the callers, the last time
         self.roots: list[torch.nn.Module] = []  # kept: an id must not come to mean another module
+        self._modules: list[torch.nn.Module] = []  # all in the roots, kept likewise
+        self._members: list[Any] = []  # what each of them holds, as it changes,
+        self._held: list[Any] = []  # and held when `_named` was made
+        self._named: list[tuple[str, torch.Tensor]] = []
+        self._count, self._wrapping = 0, False  # of roots then, and whether a tensor wrapped another
         if model is not None:
             self._add(model)
 
@@ -103,16 +108,32 @@ class SourceLocator:
             text = self._texts[line] = f"{self._files[file]}:{line[1]}", linecache.getline(file, line[1]).strip()
         return text
 
+    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters and buffers with their names; the same list as long as no module holds another.
+
+        Of one that wraps a shard, as a DTensor does, the shard, which may be replaced at any time.
+        """
+        if self._wrapping or self._holding() != self._held or len(self.roots) != self._count:
+            self._count, self._modules = len(self.roots), [m for root in self.roots for m in root.modules()]
+            self._members = [members for module in self._modules for members in own_members(module)]
+            self._held = self._holding()
+            named = [pair for root in self.roots for pair in (*root.named_parameters(), *root.named_buffers())]
+            self._wrapping = any(hasattr(tensor, "_local_tensor") for _, tensor in named)
+            self._named = [(name, getattr(tensor, "_local_tensor", tensor)) for name, tensor in named]
+        return self._named
+
+    def _holding(self) -> list[Any]:
+        """Names and ids: a walk over a model's modules takes ten times as long."""
+        return [part for held in self._members for name, member in held.items() for part in (name, id(member))]
+
     def tensor_names(self) -> dict[int, tuple[str, int]]:
         """Name and elements of parameters and buffers, by the address of the storage object they lie in."""
         names: dict[int, tuple[str, int]] = {}
-        for root in self.roots:
-            for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-                tensor = getattr(tensor, "_local_tensor", tensor)
-                try:
-                    names.setdefault(storage_id(tensor.untyped_storage()), (name, tensor.numel()))
-                except (RuntimeError, NotImplementedError, ValueError):  # without memory, as lazy parameters
-                    continue
+        for name, tensor in self.named_tensors():
+            try:
+                names.setdefault(storage_id(tensor.untyped_storage()), (name, tensor.numel()))
+            except (RuntimeError, NotImplementedError, ValueError):  # without memory, as lazy parameters
+                continue
         return names
 
     def _add(self, root: Any) -> None:

@@ -41,7 +41,8 @@ class TapeObserver(Observer):
         self._strings: list[str] = []
         self._values: dict[int, Value] = {}
         self._rows: dict[int, StatisticsRow] = {}  # of values that are not drained yet
-        self._live: tuple[int, set[int]] | None = None  # of values before a number those that can still be named
+        self._newer = 0  # values before it were there at the last `forget`: no operator under way then is still
+        self._named: Any = None
         self._fresh: list[int] = []
         self._raised: list[tuple[int, str]] = []
         self._last: list[PendingOp] = []  # drained when recording ended
@@ -82,7 +83,6 @@ class TapeObserver(Observer):
     def between_steps(self, step: int = 0) -> None:
         if self._recording:
             self._refresh_names()
-            self._live = self._tape.refresh()
             self._tape.step(step)
 
     def fold(self) -> None:
@@ -124,10 +124,10 @@ class TapeObserver(Observer):
 
     def forget(self) -> None:
         """The operators that were drained have their statistics: drop values that no later operator can name."""
-        if self._live is not None:
-            newer, live = self._live
-            self._values = {n: value for n, value in self._values.items() if n >= newer or n in live}
-            self._live = None
+        if self._recording:
+            newer, live = self._tape.live()
+            self._values = {n: value for n, value in self._values.items() if n >= self._newer or n in live}
+            self._newer = newer
 
     def launch(self, name: str, tensors: list[torch.Tensor], run: Callable[[], Any]) -> Any:
         """Run a Triton kernel and record it: as an operator, or as part of the one that launches it."""
@@ -216,7 +216,10 @@ class TapeObserver(Observer):
         self._raised.append((self._tape.count() - 1, f"{kind}: {message[:500]}"))
 
     def _refresh_names(self) -> None:
-        self._tape.name(self.locator.tensor_names(), self.locator.module_paths)
+        named = self.locator.named_tensors()
+        if named is not self._named:
+            self._named = named
+            self._tape.name(named, self.locator.module_paths)
 
     def _operator(self, operator: Any) -> int:
         self._operators.append(operator)

@@ -20,6 +20,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <array>
@@ -61,11 +63,16 @@ struct Operator {
   int flags = 0, view = NONE;
   std::vector<int64_t> writes, overwrites;  // positions of arguments
   std::vector<at::TypeKind> kinds;          // of arguments
+  std::vector<std::optional<IValue>> defaults;  // of arguments
 };
+
+// Without memory of their own for most operators: an allocation costs as much as all else that is noted of a value.
+using Numbers = c10::SmallVector<int64_t, 4>;
+template <class K, class V> using Table = ska::flat_hash_map<K, V>;  // without stable addresses
 
 struct Value {
   int64_t number, storage, offset, count;
-  std::vector<int64_t> sizes, strides;
+  Numbers sizes, strides;
   at::ScalarType dtype;
   at::Device device;
   bool negative, conjugate, asked = false;
@@ -74,19 +81,20 @@ struct Value {
 using Held = std::shared_ptr<Value>;
 
 struct Storage {
+  Storage(c10::weak_intrusive_ptr<c10::StorageImpl> ref, int64_t number) : ref(std::move(ref)), number(number) {}
   c10::weak_intrusive_ptr<c10::StorageImpl> ref;
   int64_t number;
   bool unwritten = false;
   int64_t batch = -1;  // the batch of waiting tensors in which it has one
-  std::vector<Held> values;
+  c10::SmallVector<Held, 2> values;
 };
 
 struct Event {
   int64_t op = -1, step = 0, line = -1, inside = -1, module = -1, node = -1;
   int phase = OTHER;
   bool generated = false;
-  std::vector<std::pair<int64_t, IValue>> facts;
-  std::vector<int64_t> inputs, outputs;
+  std::vector<std::pair<int64_t, IValue>> facts;  // arguments that are no tensors and not at their default
+  Numbers inputs, outputs;
   std::vector<std::string> kernels;
 };
 
@@ -104,17 +112,15 @@ struct State {
   int64_t most_bytes = 0;            // of tensors that wait to be measured
   int64_t step = 0, numbers = 0, storage_numbers = 0, thread = 0;
   std::unordered_map<const void*, Operator> operators;  // by the address of the schema
-  std::unordered_map<c10::StorageImpl*, Storage> storages;
-  std::unordered_map<c10::StorageImpl*, std::pair<std::string, int64_t>> parameters;
-  std::unordered_map<PyObject*, int> roles;
-  std::unordered_map<PyObject*, int64_t> modules;
-  std::unordered_map<uint64_t, std::pair<int64_t, int64_t>> forward;
+  Table<c10::StorageImpl*, std::unique_ptr<Storage>> storages;
+  std::vector<std::pair<std::string, Tensor>> named;
+  Table<c10::StorageImpl*, std::pair<std::string, int64_t>> parameters;  // name and elements of `named`
+  Table<PyObject*, int> roles;
+  Table<PyObject*, int64_t> modules;
+  Table<uint64_t, std::pair<int64_t, int64_t>> forward;
   std::unordered_map<std::string, int64_t> words;  // names of nodes and modules
   std::unordered_map<std::type_index, int64_t> nodes;
-  struct Lines {
-    std::unordered_map<int, int64_t> at;
-  };
-  std::unordered_map<PyObject*, Lines> lines;
+  std::unordered_map<PyObject*, Table<int, int64_t>> lines;  // by code and instruction
   int64_t line_count = 0;
   // what Python has not taken yet
   std::vector<Event> events;
@@ -141,7 +147,7 @@ int64_t word(State& s, const std::string& text) {
 Held fresh(State& s, int64_t storage, const Tensor& t) {
   auto v = std::make_shared<Value>(Value{s.numbers++, storage, 0, 0, {}, {}, t.scalar_type(), t.device(), false, false});
   if (!t.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
-    v->sizes = t.sizes().vec();
+    v->sizes = t.sizes();
     v->count = t.numel();
   }
   s.made.push_back(v);
@@ -151,10 +157,9 @@ Held fresh(State& s, int64_t storage, const Tensor& t) {
 Storage* entry(State& s, const Tensor& t) {
   if (t.layout() != at::kStrided || !t.has_storage()) return nullptr;
   auto* address = t.storage().unsafeGetStorageImpl();
-  auto at = s.storages.find(address);
-  if (at == s.storages.end())
-    at = s.storages.emplace(address, Storage{t.storage().getWeakStorageImpl(), s.storage_numbers++}).first;
-  return &at->second;
+  auto& place = s.storages[address];
+  if (!place) place = std::make_unique<Storage>(t.storage().getWeakStorageImpl(), s.storage_numbers++);
+  return place.get();
 }
 
 Held of(State& s, const Tensor& t) {
@@ -163,12 +168,12 @@ Held of(State& s, const Tensor& t) {
   const auto sizes = t.sizes(), strides = t.strides();
   const auto offset = t.storage_offset();
   for (const auto& v : place->values)
-    if (v->offset == offset && v->dtype == t.scalar_type() && sizes.equals(v->sizes) && strides.equals(v->strides) &&
+    if (v->offset == offset && v->dtype == t.scalar_type() && sizes == v->sizes && strides == v->strides &&
         v->negative == t.is_neg() && v->conjugate == t.is_conj())
       return v;
   auto v = fresh(s, place->number, t);
   v->offset = offset;
-  v->strides = strides.vec();
+  v->strides = strides;
   v->negative = t.is_neg();
   v->conjugate = t.is_conj();
   auto named = s.parameters.find(t.storage().unsafeGetStorageImpl());
@@ -335,7 +340,7 @@ int role_of(State& s, PyObject* code) {
 
 int64_t line_of(State& s, PyFrameObject* frame, PyObject* code) {
   const int at = PyFrame_GetLasti(frame);
-  auto& lines = s.lines[code].at;
+  auto& lines = s.lines[code];
   auto known = lines.find(at);
   if (known != lines.end()) return known->second;
   s.new_lines.append(py::make_tuple(py::handle(code), PyFrame_GetLineNumber(frame)));
@@ -399,6 +404,11 @@ int64_t node_word(State& s, torch::autograd::Node& node) {
   return number;
 }
 
+// The node of this operator, which autograd has just made, if it made one: the first to come has it.
+void note_node(State& s, const Event& e) {
+  s.forward.emplace(at::sequence_number::peek() - 1, std::make_pair(e.line, e.module));
+}
+
 void locate(State& s, Event& e) {
   const auto where = look(s);
   e.generated = where.generated;
@@ -407,7 +417,7 @@ void locate(State& s, Event& e) {
     e.line = where.line;
     e.module = where.module;
     if (where.module >= 0 && !s.optimizing) e.phase = FORWARD;
-    s.forward.try_emplace(at::sequence_number::peek() - 1, e.line, e.module);
+    note_node(s, e);
     return;
   }
   e.phase = BACKWARD;
@@ -428,7 +438,7 @@ void locate(State& s, Event& e) {
     e.inside = where.line;
   }
   if ((int64_t)PyThread_get_thread_ident() == s.thread)
-    s.forward.try_emplace(at::sequence_number::peek() - 1, e.line, e.module);
+    note_node(s, e);
 }
 
 // ---- an operator ----
@@ -448,6 +458,7 @@ Operator& known(State& s, const c10::OperatorHandle& handle) {
     auto type = argument.real_type();
     while (auto inner = type->cast<c10::OptionalType>()) type = inner->getElementType();
     op.kinds.push_back(type->kind());
+    op.defaults.push_back(argument.default_value());
   }
   return s.operators.emplace(schema, std::move(op)).first->second;
 }
@@ -478,9 +489,9 @@ bool tensors_in(const IValue& given, const Each& each) {
   }
   bool any = false;
   if (given.isTensorList()) {
-    for (const Tensor& t : given.toTensorVector()) {
-      if (!t.defined()) continue;
-      each(t);
+    for (const IValue& one : given.toListRef()) {
+      if (!one.toTensor().defined()) continue;
+      each(one.toTensor());
       any = true;
     }
   } else if (given.isList()) {
@@ -491,10 +502,19 @@ bool tensors_in(const IValue& given, const Each& each) {
   return any;
 }
 
+// Whether an argument is left at a default that takes no time to compare; Python looks at the others.
+bool at_default(const IValue& v, const std::optional<IValue>& usual) {
+  if (!usual) return false;
+  if (v.isNone()) return usual->isNone();
+  if (v.isBool()) return usual->isBool() && v.toBool() == usual->toBool();
+  if (v.isInt()) return usual->isInt() && v.toInt() == usual->toInt();
+  return v.isDouble() && usual->isDouble() && v.toDouble() == usual->toDouble();
+}
+
 struct Call {
   Operator& op;
   Event event;
-  std::vector<Held> inputs;
+  Held source;  // the first input
   std::vector<Tensor> writes, all;  // `all` only of operators of compiled code, which are not noted
 };
 
@@ -523,9 +543,9 @@ void before(State& s, Call& call, const IValue* args, size_t count) {
         if (measuring) ask(s, *v, t);
       }
       e.inputs.push_back(v->number);
-      call.inputs.push_back(v);
+      if (!call.source) call.source = std::move(v);
     });
-    if (!any) e.facts.emplace_back(at, is_number(args[at]) ? number_of(args[at].toTensor()) : args[at]);
+    if (!any && !at_default(args[at], op.defaults[at])) e.facts.emplace_back(at, is_number(args[at]) ? number_of(args[at].toTensor()) : args[at]);
   }
   for (auto at : op.writes)
     tensors_in(args[at], [&](const Tensor& t) {
@@ -537,8 +557,8 @@ void before(State& s, Call& call, const IValue* args, size_t count) {
 
 void link(State& s, Value& v, const Call& call, const Tensor& t) {
   // A view with the elements of its source has the statistics of its source.
-  if (call.inputs.empty()) return;
-  const auto& source = *call.inputs[0];
+  if (!call.source) return;
+  const auto& source = *call.source;
   if (v.asked || &v == &source || !source.asked || source.dtype != v.dtype) return;
   const auto view = call.op.view;
   const int64_t elements = t.numel(), from = source.count;
@@ -727,7 +747,7 @@ py::object fact(const IValue& v, at::TypeKind kind) {
   return py::str(v.isGenerator() ? "generator" : v.tagKind());
 }
 
-py::tuple numbers(const std::vector<int64_t>& from) {
+py::tuple numbers(c10::ArrayRef<int64_t> from) {
   py::tuple all(from.size());
   for (size_t at = 0; at < from.size(); at++) all[at] = py::int_(from[at]);
   return all;
@@ -810,34 +830,48 @@ void finish() {
   delete old;
 }
 
-void name(const py::dict& parameters, const py::dict& modules) {
-  State& s = *state;
+// Names of parameters and buffers, by the storages in which they lie now: FSDP moves them.
+void place_names(State& s) {
   s.parameters.clear();
-  for (auto [address, named] : parameters) {
-    auto* storage = reinterpret_cast<c10::StorageImpl*>(address.cast<int64_t>());
-    auto [name, count] = named.cast<std::pair<std::string, int64_t>>();
-    s.parameters[storage] = {name, count};
+  for (const auto& [name, t] : s.named) {
+    if (t.layout() != at::kStrided || !t.has_storage()) continue;
+    auto* storage = t.storage().unsafeGetStorageImpl();
+    const auto count = t.numel();
+    if (!s.parameters.emplace(storage, std::make_pair(name, count)).second) continue;
     auto at = s.storages.find(storage);
     if (at == s.storages.end()) continue;
-    for (auto& v : at->second.values)
+    for (auto& v : at->second->values)
       if (v->count == count && v->name != name) {
         v->name = name;
         s.renamed.append(py::make_tuple(v->number, name));
       }
   }
+}
+
+void name(std::vector<std::pair<std::string, Tensor>> tensors, const py::dict& modules) {
+  State& s = *state;
+  s.named = std::move(tensors);
+  place_names(s);
   s.modules.clear();
   for (auto [module, name] : modules)
     s.modules[reinterpret_cast<PyObject*>(module.cast<int64_t>())] = word(s, name.cast<std::string>());
 }
 
-py::tuple refresh() {
+void begin_step(int64_t step) {
   State& s = *state;
-  py::set live;
-  std::erase_if(s.storages, [](const auto& one) { return one.second.ref.expired(); });
-  for (const auto& [address, place] : s.storages)
-    for (const auto& v : place.values) live.add(py::int_(v->number));
+  s.step = step;
+  for (auto at = s.storages.begin(); at != s.storages.end();) at->second->ref.expired() ? at = s.storages.erase(at) : ++at;
   if (s.forward.size() > MOST_NODES) s.forward.clear();
-  return py::make_tuple(s.numbers, live);
+  place_names(s);
+}
+
+// The number of the next value, and those before it that an operator may still name.
+py::tuple live() {
+  State& s = *state;
+  py::set numbers;
+  for (const auto& [address, place] : s.storages)
+    for (const auto& v : place->values) numbers.add(py::int_(v->number));
+  return py::make_tuple(s.numbers, numbers);
 }
 
 }  // namespace
@@ -850,7 +884,8 @@ PYBIND11_MODULE(retrograd_trace_tape, m) {
   m.def("begin", &begin);
   m.def("end", &finish);
   m.def("name", &name);
-  m.def("refresh", &refresh);
+  m.def("step", &begin_step);
+  m.def("live", &live);
   m.def("drain", &drain);
   m.def("flush", [] { flush(*state); });
   // Before torch 2.13 whatever runs inside a tensor's own __torch_dispatch__ is hidden from keys above Python's.
@@ -858,7 +893,6 @@ PYBIND11_MODULE(retrograd_trace_tape, m) {
   m.def("at_work", [] { return state != nullptr; });
   m.def("count", [] { return state->events.size(); });
   m.def("stop", [] { state->done = true; });
-  m.def("step", [](int64_t step) { state->step = step; });
   m.def("optimizing", [](bool now) { state->optimizing = now; });
   m.def("quiet", [](bool now) { quiet += now ? 1 : -1; });
   m.def("in_operator", [] { return current != nullptr; });
