@@ -11,9 +11,11 @@ import torch
 from retrograd.check import tolerance
 from retrograd.check.kinks import around, decisions
 from retrograd.check.reference import Reference, gradient_of
+from retrograd.check.rounded_runs import moved_runs, runs_at_once
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 
+_AT_ONCE = 3  # halvings in one step where runs can be made at once: seven points take less than two runs in turn
 _HALVINGS = 8  # from the size of a value, beyond the digits of its dtype: to those places are rounded
 _FIRST_LOOK = 8  # halvings from which on it shows whether there is a jump at all
 _MOST = 8  # elements put at kinks at once: more of them in one sum would need more directions
@@ -43,16 +45,22 @@ def search(reference: Reference, name: str, length: float, share: float = 1.0) -
     return result if result is None or bool(result.mask.any()) else _search(reference, name, length, share, _decided)
 
 
-# What a search follows: called with the reference, an input's name and a shift of it, gives a number an element.
+# What a search follows: called with the reference, an input's name and shifts of it along a first dimension, gives a
+# number an element for each.
 Trail = Callable[[Reference, str, torch.Tensor], torch.Tensor]
 
 
-def _slopes(reference: Reference, name: str, shift: torch.Tensor) -> torch.Tensor:
-    grad = reference.run(torch.float64, Float64(), gradient_of(name), {name: shift})[f"grad {name}"]
-    return torch.zeros_like(shift) if grad is None else grad.detach()
+def _slopes(reference: Reference, name: str, shifts: torch.Tensor) -> torch.Tensor:
+    runs = moved_runs(reference, [{name: shift} for shift in shifts], gradient_of(name))
+    grads = [grad for results in runs if (grad := results[f"grad {name}"]) is not None]
+    return torch.cat(grads).detach() if grads else torch.zeros_like(shifts)
 
 
-def _decided(reference: Reference, name: str, shift: torch.Tensor) -> torch.Tensor:
+def _decided(reference: Reference, name: str, shifts: torch.Tensor) -> torch.Tensor:
+    return torch.stack([_decided_at(reference, name, shift) for shift in shifts])
+
+
+def _decided_at(reference: Reference, name: str, shift: torch.Tensor) -> torch.Tensor:
     """Decisions about each element: those that come in the input's shape."""
     total = torch.zeros_like(shift)
     for k, (_, decided) in enumerate(decisions(reference, Float64(record=True), {name: shift})):
@@ -72,27 +80,28 @@ def _search(reference: Reference, name: str, length: float, share: float, trail:
     if rule and rule.range:
         low, high = low.clamp(*rule.range), high.clamp(*rule.range)
 
-    def slope(at: torch.Tensor) -> torch.Tensor:
-        return trail(reference, name, at - value)
-
+    at_once = _AT_ONCE if trail is _slopes and runs_at_once(reference) else 1
+    shares = torch.linspace(0, 1, 2**at_once + 1, dtype=low.dtype, device=low.device)
+    shares = shares.view(-1, *[1] * low.ndim)
     try:
-        before, after = slope(low), slope(high)
-        if bool((before == after).all()):
+        ends = trail(reference, name, torch.stack((low, high)) - value)
+        if bool((ends[0] == ends[1]).all()):
             return _no_kinks(value)
         # A decision has fallen otherwise or has not; of a gradient, what counts is a change of a share of it.
-        least = tolerance.JUMP * torch.maximum(before.abs().max(), after.abs().max()) if trail is _slopes else 0.0
-        for count in range(_HALVINGS - round(math.log2(tolerance.UNIT[reference.case.dtype]))):
-            middle = (low + high) / 2
-            now = slope(middle)
-            left = (now - before).abs() > (after - now).abs()
-            low, high = torch.where(left, low, middle), torch.where(left, middle, high)
-            before, after = torch.where(left, before, now), torch.where(left, now, after)
+        least = tolerance.JUMP * ends.abs().max() if trail is _slopes else torch.zeros(())
+        for count in range(0, _HALVINGS - round(math.log2(tolerance.UNIT[reference.case.dtype])), at_once):
+            points = low + (high - low) * shares
+            between = trail(reference, name, points[1:-1] - value)
+            values = torch.cat((ends[:1], between, ends[1:]))
+            part = values.diff(dim=0).abs().argmax(0, keepdim=True)
+            low, high = (points.gather(0, part + side)[0] for side in (0, 1))
+            ends = torch.cat([values.gather(0, part + side) for side in (0, 1)])
             # By now a smooth gradient changes by 2^-9 of what it did, a jump by as much as ever.
-            if count >= _FIRST_LOOK and not bool(((after - before).abs() > least).any()):
-                return _no_kinks(middle)
+            if count + at_once > _FIRST_LOOK and not bool(((ends[1] - ends[0]).abs() > least).any()):
+                return _no_kinks((low + high) / 2)
+        before, after = trail(reference, name, torch.stack((low, high)) - value)
     except Exception:  # the reference refuses values beyond those that it was described with
         return None
-    before, after = slope(low), slope(high)
     change, sizes = (after - before).abs(), before.abs() + after.abs()
     return KinkSearch((low + high) / 2, change > least, change / sizes.clamp_min(torch.finfo(sizes.dtype).tiny))
 

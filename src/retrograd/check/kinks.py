@@ -22,7 +22,7 @@ from retrograd.check.inputs import differentiable
 from retrograd.check.operators import JUMPING
 from retrograd.check.outputs import as_real, like
 from retrograd.check.reference import Reference, Results
-from retrograd.check.rounded_runs import moved_runs
+from retrograd.check.rounded_runs import alone, moved_runs
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 
@@ -82,24 +82,24 @@ def summed(label: str, dim: int) -> str:
     return f"{label} summed over dim {dim}"
 
 
-def sums(results: Results) -> dict[str, torch.Tensor]:
-    """The sums of each gradient over each of its dimensions.
+def sums(results: Results, runs: int = 0) -> dict[str, torch.Tensor]:
+    """The sums of each gradient over each of its dimensions; `runs` is 1 where the first is that of several runs.
 
     Where elements jump and their sum does not, all sides of a kink agree on it, and so does whatever lies between them:
     what equal maxima share is one gradient, however it is shared.
     """
     grads = ((k, t.detach()) for k, t in results.items() if t is not None and k.startswith("grad "))
-    return {summed(label, dim): t.sum(dim) for label, t in grads for dim in range(t.ndim)}
+    return {summed(label, dim): t.sum(dim + runs) for label, t in grads for dim in range(t.ndim - runs)}
 
 
-def _widen(bounds: Bounds, results: Results) -> None:
+def _widen(bounds: Bounds, runs: Results) -> None:
     low, high = bounds
-    every: Results = {**results, **sums(results)}
+    every: Results = {**runs, **sums(runs, 1)}
     for label, t in every.items():
         if t is not None:
-            t = t.detach()
-            low[label] = torch.minimum(low.get(label, t), t)
-            high[label] = torch.maximum(high.get(label, t), t)
+            least, most = torch.aminmax(t.detach(), dim=0)
+            low[label] = torch.minimum(low.get(label, least), least)
+            high[label] = torch.maximum(high.get(label, most), most)
 
 
 def _around_case(reference: Reference, times: float) -> Bounds:
@@ -119,8 +119,8 @@ def _around_case(reference: Reference, times: float) -> Bounds:
             if inputs[name].is_complex():
                 shift[name] = torch.view_as_complex(shift[name].contiguous())
         shifts += [{name: sign * move for name, move in shift.items()} for sign in (1.0, -1.0)]
-    for results in moved_runs(reference, shifts):
-        _widen(bounds, results)
+    for runs in moved_runs(reference, shifts):
+        _widen(bounds, runs)
     return bounds
 
 
@@ -134,7 +134,7 @@ def _rounded_at_case(
     inputs = bounds is not None
     bounds = bounds or ({}, {})
     for k in range(runs):
-        _widen(bounds, reference.run(torch.float64, _rounding(reference, k, times, inputs=inputs)))
+        _widen(bounds, alone(reference.run(torch.float64, _rounding(reference, k, times, inputs=inputs))))
     return bounds
 
 
@@ -313,7 +313,7 @@ def with_corners(reference: Reference, name: str, moved: torch.Tensor, interval:
         sizes = 1 - torch.rand(len(signs), generator=generator, dtype=step.dtype) / 2
         shift = torch.zeros_like(step)
         shift[places] = step[places] * (torch.tensor(signs, dtype=step.dtype) * sizes).to(step.device)
-        _widen(bounds, reference.run(torch.float64, Float64(), shift={name: shift}))
+        _widen(bounds, alone(reference.run(torch.float64, Float64(), shift={name: shift})))
     parts = [_rounded_at_case(part, 1.0, ({}, {}), _MANY) for part in _parts(reference)]
     _add_parts(_rounded_at_case(reference, 1.0, bounds, _MANY), *parts)
     return replace(interval, low=bounds[0], high=bounds[1])

@@ -14,13 +14,15 @@ from retrograd.check import inputs as make
 from retrograd.check.constraints import constrained, project
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
 from retrograd.check.outputs import Outputs, as_real, real_dtype
-from retrograd.check.reference import Batching, OpRaised, Reference, grads_of
+from retrograd.check.reference import Batching, OpRaised, Reference, ReferenceForward, grads_of
+from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.errors import InterpreterError, MissingExtraError, SpecError, UnsupportedOperationError
 
 _KEPT = 8  # cases whose values are kept: a case is run some ten times in a row
+_MOST_BEGUN = 1 << 24  # elements that the operators of a forward make which waits for its backward: 128 MiB
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -119,6 +121,7 @@ class OpRunner:
         gradients: names of the gradients that there were in the present stage.
         uncompared: kinds of outputs by name that are no tensors.
         judged: its cases that came to a result.
+        batching: of its reference.
     """
 
     spec: OpSpec
@@ -129,12 +132,13 @@ class OpRunner:
     gradients: dict[str, None] = field(default_factory=dict)
     uncompared: dict[str, str] = field(default_factory=dict)
     judged: list[Case] = field(default_factory=list)
+    batching: Batching = field(default_factory=lambda: Batching(allowed=True))
     _drawn: dict[Case, dict[str, Any]] = field(default_factory=dict)
     _at_kinks: dict[tuple[Case, str], torch.Tensor] = field(default_factory=dict)
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
     _named: dict[Any, Outputs] = field(default_factory=dict)
+    _begun: dict[Case, ReferenceForward] = field(default_factory=dict)  # one at most
     _tf32: bool = False
-    _batching: Batching = field(default_factory=lambda: Batching(allowed=True))
 
     @property
     def base(self) -> Case:
@@ -179,19 +183,32 @@ class OpRunner:
         inputs, ordinary = (partial(self.inputs, values) for values in (plain, plain.but(values=())))
         grad_outs = partial(self.grad_outs, case)
         return Reference(
-            self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batching=self._batching
-        )
+            self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batching=self.batching,
+            begun=partial(self._begun.pop, plain, None),
+        )  # fmt: skip
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
         key = without_strides(case).but(values=())  # a huge or lost value asks the same of the backward
         if key not in self._grad_outs:
             # Without a reference the op itself says which outputs there are.
-            outs = self.reference(key).outputs() if self.spec.reference else self.call(key, self.inputs(key))
+            outs = self._reference_outputs(key) if self.spec.reference else self.call(key, self.inputs(key))
             self._named[case.params] = outs
             self._grad_outs[key] = [self._draw_grad_out(key, i, out) for i, out in enumerate(outs.inexact.values())]
         layout = case.layout("grad_out")
         return [lay_out(g.clone(), layout) for g in self._grad_outs[key]]
+
+    def _reference_outputs(self, case: Case) -> Outputs:
+        """Outputs in float64; the truth of the case goes on from this forward."""
+        reference, mode = self.reference(case), Float64()
+        try:
+            forward = reference.forward(torch.float64, mode)
+        except Exception:  # it writes to its inputs, which it must not where a gradient is asked for; or refuses them
+            return reference.outputs()
+        self._begun.clear()
+        if mode.elements <= _MOST_BEGUN:
+            self._begun[case] = forward
+        return forward.outputs.detached()
 
     def _draw_grad_out(self, case: Case, number: int, out: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(derive(self.seed, "grad_out", number, case.draw))

@@ -123,10 +123,7 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     """
     case = reference.case
     try:
-        plain = Float64(track=bool(case.values))
-        exact = {
-            name: None if t is None else t.detach() for name, t in reference.run(torch.float64, plain, order).items()
-        }
+        plain, exact = _exact(reference, order)
     except (SpecError, NotApplicable):
         raise
     except Exception as error:
@@ -149,6 +146,20 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
 
     spreads = _Spreads(reference, order, exact)
     return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spreads, runs)
+
+
+def _exact(reference: Reference, order: DerivativeOrder) -> tuple[Float64, Results]:
+    """The mode of a run in float64, and its results."""
+    gs, begun = reference.grad_outs(), reference.begun()
+    if begun is not None and begun.mode is not None:
+        try:
+            results = reference.results(begun, gs, torch.float64, order)
+            return begun.mode, {name: None if t is None else t.detach() for name, t in results.items()}
+        except Exception:  # another forward has written to what this one kept
+            pass
+    mode = Float64(track=bool(reference.case.values))
+    results = reference.results(reference.forward(torch.float64, mode), gs, torch.float64, order)
+    return mode, {name: None if t is None else t.detach() for name, t in results.items()}
 
 
 def _stored_inputs(reference: Reference) -> dict[str, str]:
@@ -225,7 +236,7 @@ class _Spreads:
         try:
             numbers = range(self._done, runs)
             for results in rounded_runs(reference, self._results, unit, accumulate, numbers, self._order):
-                self._add_run(results)
+                self._add_runs(results)
         except Exception as error:
             raise NotApplicable(f"the reference, rounded, raises {type(error).__name__}: {error}") from error
         self._done, count = runs, max(runs, 1)
@@ -236,16 +247,19 @@ class _Spreads:
             {name: lost & bool(runs) for name, lost in self._lost.items()},
         )
 
-    def _add_run(self, results: Results) -> None:
+    def _add_runs(self, runs: Results) -> None:
         for name, want in self._exact.items():
-            t = results.get(name)
-            self._lost[name] &= False if t is None else ~t.isfinite()
-            if t is not None:
-                self._squares[name] += (t.detach() - want).square().nan_to_num(0.0)
-                off = tolerance.scale(t, want) - 1
-                self._scales[name] += 0.0 if math.isnan(off) else off**2
-        for name, t in kinks.sums(results).items():
-            self._sums[name] += (t - self._exact_sums[name]).square().nan_to_num(0.0)
+            t = runs.get(name)
+            if t is None:
+                self._lost[name] &= False
+                continue
+            finite = t.isfinite()
+            self._lost[name] &= ~finite.any(0)
+            self._squares[name] += (t.detach() - want).square_().nan_to_num_(0.0).sum(0)
+            off = tolerance.scales(t.detach(), want) - 1
+            self._scales[name] += float(off.square().nan_to_num_(0.0).sum())
+        for name, t in kinks.sums(runs, 1).items():
+            self._sums[name] += (t - self._exact_sums[name]).square_().nan_to_num_(0.0).sum(0)
 
 
 def _eager(reference: Reference, order: DerivativeOrder) -> tuple[Results, dict[str, str]]:

@@ -90,6 +90,10 @@ class Outputs:
             {name: type(leaf).__name__ for name, leaf in leaves.items() if name not in tensors and leaf is not None},
         )
 
+    def detached(self) -> Outputs:
+        """The same numbers, from which no gradient flows."""
+        return Outputs({name: t.detach() for name, t in self.inexact.items()}, self.exact, self.other)
+
     def named_as(self, other: Outputs) -> Outputs:
         """The same in the order and under the names of another, where there are as many: a dict or a tuple of them."""
         return Outputs(_names_of(self.inexact, other.inexact), _names_of(self.exact, other.exact), self.other)

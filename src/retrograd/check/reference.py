@@ -26,9 +26,12 @@ _ROUNDED = 8  # randomly rounded runs that show which whole numbers hang on roun
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Results = dict[str, torch.Tensor | None]
-# What is computed from the outputs on: called with the case, the seed, outputs by name, differentiable inputs by name
-# and a gradient for each output; gives results by name, of the op or of its reference.
-DerivativeOrder = Callable[[Case, int, dict[str, torch.Tensor], dict[str, torch.Tensor], list[torch.Tensor]], Results]
+# What is computed from the outputs on: called with the case, the seed, outputs by name, differentiable inputs by name,
+# a gradient for each output, and how many runs all of these hold along a first dimension (0: one, without it); gives
+# results by name, of the op or of its reference.
+DerivativeOrder = Callable[
+    [Case, int, dict[str, torch.Tensor], dict[str, torch.Tensor], list[torch.Tensor], int], Results
+]
 
 
 class OpRaised(Exception):
@@ -56,42 +59,58 @@ def grads_of(
     return list(torch.autograd.grad(roots, leaves, cotangents, **more))  # type: ignore[arg-type]
 
 
-def directions(case: Case, seed: int, label: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Fixed random numbers like each tensor, the same for an op and for its reference, where nothing lifts them."""
+def directions(
+    case: Case, seed: int, label: str, tensors: Mapping[str, torch.Tensor], runs: int = 0
+) -> dict[str, torch.Tensor]:
+    """Fixed random numbers like each tensor, the same for an op, its reference and each of the `runs` of a batch."""
     drawn: dict[str, torch.Tensor] = {}
     with without_modes():
         for name, t in tensors.items():
             generator = torch.Generator().manual_seed(derive(seed, label, name))
-            numbers = torch.randn(as_real(t).shape, generator=generator, dtype=torch.float64)
+            shape = as_real(t).shape
+            numbers = torch.randn(shape[1:] if runs else shape, generator=generator, dtype=torch.float64).expand(shape)
             drawn[name] = like(numbers.to(real_dtype(make.torch_dtype(case.dtype))), t).to(t.device)
     return drawn
 
 
 def first_order(
-    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
-) -> Results:
+    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor],
+    runs: int = 0,
+) -> Results:  # fmt: skip
     """Outputs and gradients: what a truth holds unless something else is asked for."""
-    del case, seed
+    del case, seed, runs
     grads = grads_of(list(outs.values()), list(leaves.values()), gs)
     return {**outs, **{f"grad {n}": g for n, g in zip(leaves, grads, strict=True)}}
 
 
 def gradient_of(name: str) -> DerivativeOrder:
     """Of `first_order` the gradient of one input alone: what the others take is not computed."""
-    return lambda case, seed, outs, leaves, gs: first_order(case, seed, outs, {name: leaves[name]}, gs)
+    return lambda case, seed, outs, leaves, gs, runs: first_order(case, seed, outs, {name: leaves[name]}, gs, runs)
 
 
 @dataclass
 class Batching:
-    """Whether several runs of a reference can be made at once; shared by the cases of an op.
+    """Whether several runs of a reference can be made at once; shared by the cases of an op, which it sees in float64.
 
     Attributes:
         allowed: nothing speaks against it.
-        checked: of parameters and sizes at which such runs gave what each gives alone, the elements of a run.
+        refused: orders of derivatives for which it cannot be.
+        checked: of parameters, sizes and orders at which such runs gave what each gives alone, the elements of a run.
     """
 
     allowed: bool = False
+    refused: set[DerivativeOrder] = field(default_factory=set)
     checked: dict[Any, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReferenceForward:
+    """A forward of a reference whose backward has not run: the mode it ran in, what went in, what came out."""
+
+    mode: Float64 | None
+    inputs: dict[str, Any]
+    names: list[str]
+    outputs: Outputs
 
 
 @dataclass(frozen=True)
@@ -110,6 +129,7 @@ class Reference:
             among its elementwise products, and nobody can tell which.
         elements: what all its operators make together in a run; 0 where that is not known.
         batching: whether several runs can be made at once.
+        begun: gives a forward in float64 that somebody has made of the same inputs, once; None where there is none.
     """
 
     spec: OpSpec
@@ -123,6 +143,7 @@ class Reference:
     matrices: bool = True
     elements: int = 0
     batching: Batching = field(default_factory=Batching)
+    begun: Callable[[], ReferenceForward | None] = lambda: None
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
@@ -172,6 +193,13 @@ class Reference:
         shift: dict[str, torch.Tensor] | None = None,
     ) -> Results:
         """What `order` makes of the reference with inputs in `dtype`, moved by `shift` where that names them."""
+        gs = self.grad_outs()  # drawn by a forward, which may write to what the other one keeps for its backward
+        return self.results(self.forward(dtype, mode, shift), gs, dtype, order)
+
+    def forward(
+        self, dtype: torch.dtype, mode: Float64 | None = None, shift: dict[str, torch.Tensor] | None = None
+    ) -> ReferenceForward:
+        """The first half of `run`."""
         inputs = self.inputs()
         names = make.differentiable(self.spec, inputs)
         for name, value in inputs.items():
@@ -182,17 +210,24 @@ class Reference:
                 if mode is not None and mode.unit and mode.inputs:
                     value = value * (1 + mode.unit * mode.noise(value))
                 inputs[name] = value.detach().requires_grad_(name in names)
-        # Fresh memory: how grad_out is laid out is no part of the truth, and some backwards refuse an offset.
-        wider = (g.to(torch.promote_types(g.dtype, dtype)) for g in self.grad_outs())
-        gs = [g.clone(memory_format=torch.contiguous_format) for g in wider]
-        if mode is not None and mode.grad_outs:
-            gs = [g * (1 + mode.unit * mode.noise(g)) for g in gs]
         # Fused attention hides its softmax from the mode, the composite form does not. The run in the op's own
         # precision keeps what PyTorch would choose: the fused form cancels differently (one key: dq is not quite 0).
         backend = contextlib.nullcontext() if mode is None else sdpa_kernel(SDPBackend.MATH)
         with backend, mode or contextlib.nullcontext():
-            outs = self.call(inputs).inexact
-            results = order(self.case, self.seed, outs, {n: inputs[n] for n in names}, gs)
+            return ReferenceForward(mode, inputs, names, self.call(inputs))
+
+    def results(
+        self, forward: ReferenceForward, grad_outs: list[torch.Tensor], dtype: torch.dtype, order: DerivativeOrder
+    ) -> Results:
+        """The second half of `run`."""
+        mode, inputs, names = forward.mode, forward.inputs, forward.names
+        # Fresh memory: how grad_out is laid out is no part of the truth, and some backwards refuse an offset.
+        wider = (g.to(torch.promote_types(g.dtype, dtype)) for g in grad_outs)
+        gs = [g.clone(memory_format=torch.contiguous_format) for g in wider]
+        if mode is not None and mode.grad_outs:
+            gs = [g * (1 + mode.unit * mode.noise(g)) for g in gs]
+        with mode or contextlib.nullcontext():
+            results = order(self.case, self.seed, forward.outputs.inexact, {n: inputs[n] for n in names}, gs, 0)
         for name in names:
             if (grad := results.get(f"grad {name}")) is not None:
                 results[f"grad {name}"] = project(self.spec, name, grad, inputs[name])

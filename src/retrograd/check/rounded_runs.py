@@ -65,33 +65,40 @@ def rounded_runs(
     reference: Reference, exact: Results, unit: float, accumulate: float, runs: range,
     order: DerivativeOrder = first_order,
 ) -> Iterator[Results]:  # fmt: skip
-    """Results of the randomly rounded runs of these numbers; raises what the reference raises.
+    """Results of the randomly rounded runs of these numbers, several along a first dimension; raises what it raises.
 
-    `exact` is what it gives in float64 without rounding.
+    `exact` is what the reference gives in float64 without rounding.
     """
     done = runs.start
-    at_once = min(len(runs), _MOST_AT_ONCE // max(reference.elements, 1)) // 2 * 2  # in pairs, see rounding.py
-    while order is first_order and reference.batching.allowed and at_once > 1 and done < runs.stop:
+    batching, together = reference.batching, 2 if reference.tf32 else 1  # in pairs, see rounding.py
+    at_once = min(len(runs), _MOST_AT_ONCE // max(reference.elements, 1)) // together * together
+    while batching.allowed and order not in batching.refused and at_once > 1 and done < runs.stop:
         count = min(at_once, runs.stop - done)
         try:
-            _check_batches(reference, exact)
-            batch = _batch(reference, unit, accumulate, derive(reference.seed, "noise", done), count)
+            _check_batches(reference, exact, order)
+            batch = _batch(reference, unit, accumulate, derive(reference.seed, "noise", done), count, order)
         except Exception:  # it asks for a value, or changes something in place; what is wrong with it a single run says
-            reference.batching.allowed = False
+            batching.allowed &= order is not first_order
+            batching.refused.add(order)
             break
-        yield from batch
+        yield batch
         done += count
     for k in range(done, runs.stop):
-        yield reference.rounded(unit, accumulate, derive(reference.seed, "noise", k), order)
+        yield alone(reference.rounded(unit, accumulate, derive(reference.seed, "noise", k), order))
 
 
-def _check_batches(reference: Reference, exact: Results) -> None:
+def alone(results: Results) -> Results:
+    """Results of one run along a first dimension of 1."""
+    return {name: None if t is None else t[None] for name, t in results.items()}
+
+
+def _check_batches(reference: Reference, exact: Results, order: DerivativeOrder = first_order) -> None:
     """_ApartError where runs at once are wrong, as the gradient of select_scatter is under vmap in torch 2.13.
 
     Their distance from the truth would be taken for rounding, and anything allowed. Operators and shapes decide that,
     so once for all values.
     """
-    if (key := _key(reference)) in reference.batching.checked:
+    if (key := _key(reference, order)) in reference.batching.checked:
         return
     sizes = {
         n: float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
@@ -99,27 +106,35 @@ def _check_batches(reference: Reference, exact: Results) -> None:
         if t is not None and t.numel()
     }
     most = max(sizes.values(), default=0.0)
-    for run in _batch(reference, 0.0, 0.0, 0, 2):
-        for name, size in sizes.items():
-            got, want = run[name], exact[name]
-            assert got is not None
-            assert want is not None
-            want, finite = want.detach(), want.isfinite()
-            # Of a tensor of zeros, where terms cancel, what is left is as small beside the others.
-            allowed = _ALIKE * (size if size > tolerance.ZERO * most else most)
-            if not bool((torch.where(finite, got.detach() - want, 0.0).abs() <= allowed).all()):
-                raise _ApartError(f"{name} is another one there")
+    runs = _batch(reference, 0.0, 0.0, 0, 2, order)
+    for name, size in sizes.items():
+        got, want = runs.get(name), exact[name]
+        assert want is not None
+        if got is None:  # inside vmap no tensor says that it requires a gradient, and a reference may ask
+            raise _ApartError(f"there is no {name}")
+        want, finite = want.detach(), want.isfinite()
+        # Of a tensor of zeros, where terms cancel, what is left is as small beside the others.
+        allowed = _ALIKE * (size if size > tolerance.ZERO * most else most)
+        if not bool((torch.where(finite, got.detach() - want, 0.0).abs() <= allowed).all()):
+            raise _ApartError(f"{name} is another one there")
     reference.batching.checked[key] = reference.elements
 
 
-def _key(reference: Reference) -> Any:
-    return reference.case.params, reference.case.sizes
+def _key(reference: Reference, order: DerivativeOrder = first_order) -> Any:
+    return reference.case.params, reference.case.sizes, order
 
 
-def moved_runs(reference: Reference, shifts: Sequence[dict[str, torch.Tensor]]) -> list[Results]:
-    """Results in float64 with the inputs moved by each of these, which name the same; raises what the reference does.
+def runs_at_once(reference: Reference) -> bool:
+    """Whether several runs of the reference at its case have been found to be what each is alone."""
+    return reference.batching.allowed and _key(reference) in reference.batching.checked
 
-    Their last bits may differ from those of one after the other.
+
+def moved_runs(
+    reference: Reference, shifts: Sequence[dict[str, torch.Tensor]], order: DerivativeOrder = first_order
+) -> list[Results]:
+    """Results in float64 with the inputs moved by each of these, which name the same, several along a first dimension.
+
+    Raises what the reference does. Their last bits may differ from those of one after the other.
     """
     if reference.batching.allowed:
         try:
@@ -129,24 +144,26 @@ def moved_runs(reference: Reference, shifts: Sequence[dict[str, torch.Tensor]]) 
                 _check_batches(replace(reference, elements=plain.elements), exact)
             at_once = max(_MOST_AT_ONCE // max(reference.batching.checked[_key(reference)], 1), 1)
             parts = [shifts[start : start + at_once] for start in range(0, len(shifts), at_once)]
-            return [results for part in parts for results in _moved_batch(reference, part)]
+            return [_moved_batch(reference, part, order) for part in parts]
         except Exception:  # it asks for a value, or refuses these: a single run says so
             pass
-    return [reference.run(torch.float64, Float64(), shift=shift) for shift in shifts]
+    return [alone(reference.run(torch.float64, Float64(), order, shift)) for shift in shifts]
 
 
-def _moved_batch(reference: Reference, shifts: Sequence[dict[str, torch.Tensor]]) -> list[Results]:
+def _moved_batch(reference: Reference, shifts: Sequence[dict[str, torch.Tensor]], order: DerivativeOrder) -> Results:
     wide = _wide(reference.inputs(), len(shifts))
     moves = {name: torch.stack([shift[name] for shift in shifts]) for name in shifts[0]}
     inputs = {n: value + moves[n] if n in moves else value.contiguous() for n, value in wide.items()}
-    return _results(reference, Float64(), inputs, len(shifts))
+    return _results(reference, Float64(), inputs, len(shifts), order)
 
 
-def _batch(reference: Reference, unit: float, accumulate: float, seed: int, runs: int) -> list[Results]:
+def _batch(
+    reference: Reference, unit: float, accumulate: float, seed: int, runs: int, order: DerivativeOrder
+) -> Results:
     """Results of several rounded runs, computed along a dimension of their own."""
     mode = reference.rounding(unit, accumulate, seed, runs=runs)
     wide = _wide(reference.inputs(), runs)
-    return _results(reference, mode, {n: v * (1 + mode.unit * mode.noise(v)) for n, v in wide.items()}, runs)
+    return _results(reference, mode, {n: v * (1 + mode.unit * mode.noise(v)) for n, v in wide.items()}, runs, order)
 
 
 def _wide(inputs: dict[str, Any], runs: int) -> dict[str, torch.Tensor]:
@@ -155,7 +172,9 @@ def _wide(inputs: dict[str, Any], runs: int) -> dict[str, torch.Tensor]:
     return {name: value.expand(runs, *value.shape) for name, value in wide.items()}
 
 
-def _results(reference: Reference, mode: Float64, each: dict[str, torch.Tensor], runs: int) -> list[Results]:
+def _results(
+    reference: Reference, mode: Float64, each: dict[str, torch.Tensor], runs: int, order: DerivativeOrder
+) -> Results:
     """Results of several runs whose inputs stand along a first dimension."""
     inputs = reference.inputs()
     names = make.differentiable(reference.spec, inputs)
@@ -171,12 +190,9 @@ def _results(reference: Reference, mode: Float64, each: dict[str, torch.Tensor],
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), mode:
         warnings.simplefilter("ignore")  # operators that vmap has to loop over
         outs = torch.vmap(forward)(batched, true)
-        results = first_order(reference.case, reference.seed, outs, {n: batched[n] for n in names}, gs)
-    if missing := [name for name, t in results.items() if t is None]:
-        # Inside vmap no tensor says that it requires a gradient, and a reference may ask.
-        raise _ApartError(f"there is no {missing[0]}")
-    apart = {name: t.unbind() for name, t in results.items() if t is not None}
+        results = order(reference.case, reference.seed, outs, {n: batched[n] for n in names}, gs, runs)
     for name in (n for n in names if n in constrained(reference.spec)):
-        pairs = zip(apart[f"grad {name}"], batched[name], strict=True)
-        apart[f"grad {name}"] = tuple(project(reference.spec, name, grad, value) for grad, value in pairs)
-    return [{name: as_real(each[run]) for name, each in apart.items()} for run in range(runs)]
+        if (grads := results.get(f"grad {name}")) is not None:
+            pairs = zip(grads, batched[name], strict=True)
+            results[f"grad {name}"] = torch.stack([project(reference.spec, name, *pair) for pair in pairs])
+    return {name: None if t is None else as_real(t) for name, t in results.items()}

@@ -7,6 +7,8 @@ element i, `smallest` four steps of the subnormal grid.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 # sigma is estimated from a few runs: 12 = sqrt(2 ln(1e6 / 1e-3)) = 6.4 for a million elements, times about 2
@@ -208,10 +210,17 @@ _FACTORS = 4.0
 
 def scale(t: torch.Tensor, want: torch.Tensor) -> float:
     """The factor between two tensors that fits best; NaN where there is none to speak of."""
-    if want.numel() < _SCALED or not bool(want.isfinite().all()) or not bool(t.isfinite().all()):
-        return float("nan")
-    size = float(want.square().sum())
-    return float((t.detach().double() * want).sum()) / size if size else float("nan")
+    return float(scales(t.detach()[None], want))
+
+
+def scales(runs: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """The factors between each of several tensors and another that fit best, likewise."""
+    if want.numel() < _SCALED:
+        return torch.full(runs.shape[:1], math.nan, dtype=want.dtype)
+    size = want.square().sum()
+    factors = (runs * want).flatten(1).sum(1) / size
+    # What is not finite in either tensor leaves no finite sum.
+    return torch.where(factors.isfinite() & size.isfinite(), factors, math.nan)
 
 
 def scale_tolerance(spread: float, eager: float, want: torch.Tensor, dtype: torch.dtype, unit_inside: float) -> float:

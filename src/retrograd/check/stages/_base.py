@@ -11,6 +11,7 @@ from retrograd.check.judge import Judge
 from retrograd.check.levels import BUDGETS, Budget
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Oracle
+from retrograd.check.reference import Batching
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
 from retrograd.check.tensor_comparison import LazyProfile
@@ -56,10 +57,11 @@ class StageContext:
     def of(
         cls, spec: OpSpec, dtype: str, *, level: str = "quick", seed: int = 0, device: str = "cpu",
         case: Case | None = None, dtypes: tuple[str, ...] = (), emulated: Callable[[], bool] = lambda: False,
-        cost: CostLimit | None = None, every_configuration: bool = False,
+        cost: CostLimit | None = None, batching: Batching | None = None, every_configuration: bool = False,
     ) -> StageContext:  # fmt: skip
-        """A context in which nothing has run yet; `cost` is what is known of other dtypes' cases."""
+        """A context in which nothing has run yet; `cost` and `batching` are what is known of other dtypes' cases."""
         runner, budget = OpRunner(spec, dtype, seed, device), BUDGETS[level]
+        runner.batching = batching or runner.batching
         oracle = Oracle(runner, budget.noise_runs)
         cost = cost or CostLimit.of_level(level)
         return cls(

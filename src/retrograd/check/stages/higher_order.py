@@ -25,8 +25,9 @@ _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with mo
 
 
 def second_order(
-    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
-) -> Results:
+    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor],
+    runs: int = 0,
+) -> Results:  # fmt: skip
     """Gradients of `sum_i <u_i, grad_i>` for fixed random u, with respect to the inputs and to each grad_out."""
     gs = [g.detach().requires_grad_() for g in gs]
     first = grads_of(list(outs.values()), list(leaves.values()), gs, create_graph=True)
@@ -34,7 +35,7 @@ def second_order(
     used = [(name, g) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
     if not used:
         return dict.fromkeys(names)
-    us = list(directions(case, seed, "second", dict(used)).values())
+    us = list(directions(case, seed, "second", dict(used), runs).values())
     # Not torch.autograd.grad(..., allow_unused=True): it walks only the paths that lead to its inputs, so passes by the
     # node with which once_differentiable raises, and answers None.
     for leaf in leaves.values():

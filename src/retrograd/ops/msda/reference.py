@@ -12,6 +12,8 @@ from retrograd.ops.msda.arguments import MsdaInputs, MsdaSpec
 from retrograd.ops.msda.shapes import PointLevels, flat, levels_of_points
 from retrograd.ops.types import inner_dtype
 
+_CORNERS = ((0, 0), (1, 0), (0, 1), (1, 1))  # (x, y) of the pixels around, from the one left above
+
 
 def ms_deform_attn_reference(
     value: torch.Tensor,
@@ -73,26 +75,27 @@ def _positions(
     p: torch.Tensor, where: PointLevels, spec: MsdaSpec, coordinates_in: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x, y) in pixels [B, Q, H, K, 2] and which points exist [B, Q, H, K]: not those at NaN or infinity."""
-    exists = p.isfinite().all(dim=-1)
-    scale = (where.size - 1 if spec.align_corners else where.size).to(p.dtype)  # [K, 2]
+    size = where.size.to(p.dtype)  # [K, 2]
+    last = size - 1
+    scale = last if spec.align_corners else size
     position = p * scale if spec.align_corners else p * scale - 0.5
     if coordinates_in != p.dtype:
         low = p.detach().to(coordinates_in) * scale.to(coordinates_in)
         low = low if spec.align_corners else low - 0.5
         position = position + (low.to(p.dtype) - position.detach())
-    last = (where.size - 1).to(p.dtype)
     if spec.border:
+        exists = p.isfinite().all(dim=-1, keepdim=True)
         position = torch.where(position >= last, last, position)
         position = torch.where(position <= 0, torch.zeros_like(position), position)
+        position = torch.where(exists, position, torch.nan)
     cell = position.detach().floor()
-    reachable = exists & ((cell >= -1) & (cell <= last)).all(dim=-1)
+    reachable = ((cell >= -1) & (cell <= last)).all(dim=-1)  # no number at NaN, nor infinity
     return torch.where(reachable[..., None], position, 0.0), reachable
 
 
 def _corners(cell: torch.Tensor) -> torch.Tensor:
     """[B, Q, H, K, 4, 2] (x, y) of the pixels around: a row, then the one below."""
-    corner = torch.arange(4, dtype=cell.dtype, device=cell.device)
-    return cell[..., None, :] + torch.stack((corner % 2, corner // 2), dim=-1)
+    return cell[..., None, :] + torch.tensor(_CORNERS, dtype=cell.dtype, device=cell.device)
 
 
 def _pixels(padded: torch.Tensor, place: torch.Tensor, reachable: torch.Tensor, where: PointLevels) -> torch.Tensor:
@@ -100,7 +103,7 @@ def _pixels(padded: torch.Tensor, place: torch.Tensor, reachable: torch.Tensor, 
     size = where.size[:, None]
     inside = reachable[..., None] & ((place >= 0) & (place < size)).all(dim=-1)
     column, row = place.unbind(dim=-1)
-    index = torch.where(inside, 1 + where.start[:, None] + row * size[..., 0] + column, 0).transpose(1, 2)
+    index = (inside * (1 + where.start[:, None] + row * size[..., 0] + column)).transpose(1, 2)
     channels = padded.shape[-1]
     columns = index.flatten(2)[..., None].expand(-1, -1, -1, channels)  # [B, H, Q * K * 4, C]
     gathered = padded.transpose(1, 2).gather(2, columns)

@@ -34,12 +34,29 @@ def level_of(points: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 def levels_of_points(levels: Levels, points: tuple[int, ...], pixels: int, device: torch.device) -> PointLevels:
     """The level of each point; one that does not fit into `pixels` (S) counts as empty, since nobody may read it."""
+    if levels.sizes is not None and type(pixels) is int:  # a size that is a symbol would ask for guards
+        return _known_levels(levels.sizes, points, pixels, device)
     sizes = tensor_of(levels, device)
     area = sizes.prod(dim=1)
     end = area.cumsum(dim=0)
     fits = (sizes >= 0).all(dim=1) & (end >= area) & (end <= pixels)
     level = level_of(points, device)
     return PointLevels((sizes.flip(1) * fits[:, None])[level], (end - area)[level])
+
+
+def _known_levels(
+    sizes: tuple[tuple[int, int], ...], points: tuple[int, ...], pixels: int, device: torch.device
+) -> PointLevels:
+    """`levels_of_points` where the host knows the sizes: two operators instead of 17."""
+    size, start, end = list[tuple[int, int]](), list[int](), 0
+    for (height, width), count in zip(sizes, points, strict=True):
+        first, end = end, end + height * width
+        fits = min(height, width) >= 0 and end <= pixels
+        size += [(width, height) if fits else (0, 0)] * count
+        start += [first if fits else 0] * count
+    shape = torch.tensor(size, dtype=torch.int64, device="cpu").view(-1, 2)
+    at = torch.tensor(start, dtype=torch.int64, device="cpu")
+    return PointLevels(shape.to(device, non_blocking=True), at.to(device, non_blocking=True))
 
 
 def flat(inputs: MsdaInputs) -> MsdaInputs:
