@@ -57,9 +57,10 @@ class Guard:
 
     def overwritten(self) -> list[int]:
         """Places outside the tensor that no longer hold what they were filled with, counted from its first element."""
-        changed = (_bytes(self.flat, self) != self.kept).view(-1, self.flat.dtype.itemsize).any(1)
-        if not bool(changed.any()):
+        off = _bytes(self.flat, self) != self.kept
+        if not bool(off.any()):
             return []
+        changed = off.view(-1, self.flat.dtype.itemsize).any(1)
         places = torch.arange(len(self.flat), device=self.flat.device)
         return (_outside(places, self)[changed] - self.first).tolist()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -140,7 +140,7 @@ class OpRunner:
     _begun: dict[Case, ReferenceForward] = field(default_factory=dict)  # one at most
     _tf32: bool = False
 
-    @property
+    @cached_property
     def base(self) -> Case:
         """The ordinary case."""
         return make.base_case(self.spec, self.dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrograd.compat.torch_dispatch import decompositions, schema
+from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 
 def _names(operators: str) -> frozenset[str]:
@@ -95,6 +96,7 @@ class OperatorTraits:
         returns_alias: whether it returns memory that it was given.
         exact: whether its results are, unless they add up.
         decomposition: what it is taken apart into; None where it is not.
+        zeros: whether it makes zeros without memory.
     """
 
     overload: Any
@@ -102,6 +104,7 @@ class OperatorTraits:
     returns_alias: bool
     exact: bool
     decomposition: Any
+    zeros: bool
 
 
 _KNOWN: dict[int, OperatorTraits] = {}
@@ -113,6 +116,7 @@ def about(func: Any) -> OperatorTraits:
         name = schema(func).name.removeprefix("aten::")
         returns_alias = any(r.alias_info for r in schema(func).returns)
         exact = name in EXACT or name.removesuffix("_") in EXACT
-        operator = OperatorTraits(func, name, returns_alias, exact, DECOMPOSE.get(func))
+        zeros = is_zeros_without_memory(func)
+        operator = OperatorTraits(func, name, returns_alias, exact, DECOMPOSE.get(func), zeros)
         _KNOWN[id(func)] = operator
     return operator

@@ -32,7 +32,6 @@ from retrograd.check.operators import (
 )
 from retrograd.check.rounding_errors import product_error, reduction_error, square
 from retrograd.compat.torch_dispatch import UnwrappedMode, resolving, tree_leaves, tree_map_only
-from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
 _LIFTED |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
@@ -165,21 +164,23 @@ class Float64(UnwrappedMode):
             what a lower precision would be given exactly.
         grad_outs: whether the gradients that go in are.
         track: whether `peak` is kept, without noise only.
+        widest: whether so is `widest`, of which each result is asked.
         record: whether `decisions` are kept: by operator, what it decided for each element, in the order of the run.
         runs: how many runs there are at once, along a first dimension that functorch made.
     """
 
     def __init__(
         self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu", products: float = 0.0,
-        *, inputs: bool = True, grad_outs: bool = False, track: bool = False, record: bool = False,
-        elementwise: bool = False, runs: int = 1,
+        *, inputs: bool = True, grad_outs: bool = False, track: bool = False, widest: bool = False,
+        record: bool = False, elementwise: bool = False, runs: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.matrices = False  # whether a product of matrices was met
         self.switches: set[str] = set()  # operators that may have a kink, by name
         self._inside = 0  # depth of operators that are being taken apart
         self.peak = 0.0  # the largest number that adding up met, of sums of sizes
-        self.widest = 0.0  # and the largest of all
+        self.widest = 0.0  # the largest of all, where that is asked for
+        self._every = widest
         self.elements = 0  # of all results together
         self._runs = runs
         self.record = record
@@ -257,10 +258,11 @@ class Float64(UnwrappedMode):
                 kwargs = kwargs | {"dtype": _LIFTED[kwargs["dtype"]]}
         if not self._inside and name not in SMOOTH:
             self.switches.add(name)
-        self.matrices = self.matrices or name in PRODUCTS
+        if name in PRODUCTS:
+            self.matrices = True
         if operator.decomposition is not None:
             return self._take_apart(operator.decomposition, args, kwargs)
-        if is_zeros_without_memory(func):
+        if operator.zeros:
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
         if self.products and self._runs > 1 and not (operator.exact or operator.returns_alias):
@@ -268,13 +270,13 @@ class Float64(UnwrappedMode):
         out, args, kwargs = _run_lifted(func, args, kwargs)
         if not self.unit and isinstance(out, torch.Tensor):
             self.elements += out.numel()
-        if self.track and not self.unit:
+        if self.track and not self.unit and (self._every or name in ADDING):
             self._note_peak(func, name, args, kwargs, out)
         if self.record:
             self._note_decision(name, args, out)
-        adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
         if not self.unit:
             return out
+        adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
         exact = (operator.exact or name == "floor_divide") and not adds_up
         if exact or _chooses(name, args) or operator.returns_alias:
             return out if not name.endswith("_") or exact else self._in_place(out)
@@ -353,6 +355,10 @@ class Float64(UnwrappedMode):
         # Few passes, as this runs for every operator of every noise run: t (1 + unit noise) + accumulate extra noise.
         if t.is_complex():
             out = t * (1.0 + self.unit * self.noise(t))
+        elif t.numel() > _PIECE and t.is_contiguous():
+            out, factors = torch.empty_like(t), _factors(t.device, self.unit)
+            for part, rounded in zip(t.view(-1).split(_PIECE), out.view(-1).split(_PIECE), strict=True):
+                torch.mul(part, self._cut(factors, tuple(part.shape)), out=rounded)
         else:
             out = t * self._cut_like(_factors(t.device, self.unit), t)
         if extra is not None and extra.shape == t.shape:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from retrograd.check import sizes as dimensions
@@ -67,7 +68,7 @@ class OpSpec:
         """Names of the inputs that are parameters and buffers of a module."""
         return self.fn.state if isinstance(self.fn, Call) else ()
 
-    @property
+    @cached_property
     def tensor_specs(self) -> Mapping[str, Any] | None:
         """The inputs if they are described (a dict with at least one TensorSpec), else None."""
         described = isinstance(self.inputs, Mapping) and any(
@@ -75,28 +76,28 @@ class OpSpec:
         )
         return self.inputs if described else None  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorSpec]:
         """The inputs that are described tensors, by name."""
         return {name: value for name, value in (self.tensor_specs or {}).items() if isinstance(value, TensorSpec)}
 
-    @property
+    @cached_property
     def _described(self) -> list[TensorSpec | SizeSpec]:
         return [value for value in (self.tensor_specs or {}).values() if isinstance(value, (TensorSpec, SizeSpec))]
 
-    @property
+    @cached_property
     def size_names(self) -> tuple[str, ...]:
         """Every named dimension, in order of first use."""
         used = dict.fromkeys(name for each in self._described for name in each.names)
         return tuple(name for name in used | dict.fromkeys(self.sizes) if name not in self.params)
 
-    @property
+    @cached_property
     def expressions(self) -> tuple[str, ...]:
         """Every dimension that is an expression of names, which may be none where it is negative."""
         dims = (dim for each in self._described for dim in each.dims)
         return tuple(dict.fromkeys(d for d in dims if isinstance(d, str) and not d.rstrip(".").isidentifier()))
 
-    @property
+    @cached_property
     def free_rank(self) -> frozenset[str]:
         """Names of the dimensions written with dots ("M...")."""
         dims = (dim for each in self._described for dim in each.dims)

@@ -289,7 +289,7 @@ def _finite(context: StageContext, case: Case, out: CaseOutcome) -> None:
 
 def _overflows(context: StageContext, case: Case) -> bool:
     """Whether any number of the reference, chosen or not, passes half of the range: other formulas have others."""
-    mode = Float64(track=True)
+    mode = Float64(track=True, widest=True)
     context.runner.reference(case).run(torch.float64, mode)
     return mode.widest > tolerance.largest_safe(case.dtype, context.spec.compute)
 
