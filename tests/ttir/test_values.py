@@ -193,7 +193,7 @@ def executed(body: str, programs: int = 4, n: int = 3) -> list[float]:
     """What a kernel whose body computes %value leaves, an element a program."""
     kernel = compile_text(KERNEL.replace("BODY", body))
     memory = torch.full((programs,), -1.0)
-    pointer = Pointer.of("x", memory, Storage.of(memory))
+    pointer = Pointer.of("x", memory, Storage.of(memory.untyped_storage()))
     scalars = {kernel.arguments[0].slot: np.array([memory.data_ptr()]), kernel.arguments[1].slot: np.array([n], "i4")}
     execution = Execution(kernel, (programs, 1, 1), {0: pointer}, scalars, "")
     faults = FaultList()

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,6 @@ class Verification:
         self.launch_counts: list[LaunchCount] = []
         self._contexts_again = partial(self._contexts, names, all_dtypes, case)
         self.contexts, self._notes = self._contexts_again(), tuple[str, ...]()
-        self._place = source_place(self.spec.fn)  # reads the file: 0.6 ms, and there is a report after each stage
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch: Watch = watch or (lambda event, thing: None)
         self.progress, self._doubts = progress, dict[str, str]()
@@ -131,6 +130,10 @@ class Verification:
             environment=environment(), notes=notes, acceptances=self.acceptances, place=self._place,
             budget=self.budget.seconds,
         )  # fmt: skip
+
+    @cached_property
+    def _place(self) -> str:
+        return source_place(self.spec.fn)  # reads the file: 0.6 ms, and there is a report after each stage
 
     def calls(self) -> int:
         """How often the op has run, in all dtypes."""

@@ -153,12 +153,14 @@ def _arguments(
             continue
         if tensor.device.type != "cpu":
             raise RetrogradError(f"`{name}` is on {tensor.device}, expected cpu: kernels are executed without a GPU")
-        key = tensor.untyped_storage().data_ptr()
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr()
         if key not in storages:
-            storages[key] = Storage.of(tensor)
+            storages[key] = Storage.of(storage)
             storages[key].undefined = undefined(tensor)
-        pointers[number] = Pointer.of(name, tensor, storages[key])
-        scalars[argument.slot] = np.array([leaf.data_ptr()], np.int64)
+        pointer = pointers[number] = Pointer.of(name, tensor, storages[key])
+        start = pointer.start if tensor is leaf and pointer.start != pointer.end else leaf.data_ptr()
+        scalars[argument.slot] = np.array([start], np.int64)
     return pointers, scalars
 
 
@@ -172,7 +174,7 @@ def _scalar(value: Any, dtype: np.dtype[Any]) -> Array:
 def _tensor(leaf: Any) -> torch.Tensor | None:
     """The tensor of an argument: Triton takes what has a data_ptr, and wrappers keep the tensor that it points into."""
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach()
+        return leaf
     for held in getattr(leaf, "__dict__", {}).values():
         if isinstance(held, torch.Tensor):
             storage = held.untyped_storage()

@@ -100,8 +100,7 @@ class Storage:
             whole[index] = int.from_bytes(b"\1" * size, "little")
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Storage:
-        storage = tensor.untyped_storage()
+    def of(storage: torch.UntypedStorage) -> Storage:
         start, size = storage.data_ptr(), storage.nbytes()
         return Storage(start, np.asarray(_Octets(start, size)) if size else _NOTHING, storage)
 
@@ -128,12 +127,12 @@ class Pointer:
     @staticmethod
     def of(name: str, tensor: torch.Tensor, storage: Storage) -> Pointer:
         size, count = tensor.element_size(), tensor.numel()
-        extent = count
-        if count and not tensor.is_contiguous():
-            extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         start = tensor.data_ptr() if count else storage.start
+        if not count or tensor.is_contiguous():
+            return Pointer(name, start, start + count * size, size, storage)
+        extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         covered = None
-        if 0 < count < extent:
+        if count < extent:
             covered = torch.zeros(extent, dtype=torch.bool, device="cpu")
             covered.as_strided(tensor.shape, tensor.stride()).fill_(True)
             covered = covered.numpy()
@@ -155,7 +154,7 @@ class LearnedStorages:
 
     def add(self, tensor: torch.Tensor) -> Storage:
         """The storage of a tensor that a pointer leads to."""
-        storage = Storage.of(tensor)
+        storage = Storage.of(tensor.untyped_storage())
         storage.undefined = self.undefined(tensor)
         self.storages.append(storage)
         return storage
