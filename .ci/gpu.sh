@@ -46,7 +46,7 @@ retrograd() { # name of the file, seconds, arguments
 
 tests() { # name, seconds, arguments of pytest: a line a test as it ends, JUnit XML also of a run that was interrupted
   local workers=()
-  python3 -c "import xdist" 2>/dev/null && workers=(-n $((cores < 12 ? cores : 12)) --dist worksteal)
+  python3 -c "import xdist" 2>/dev/null && workers=(-n $((cores < 16 ? cores : 16)) --dist worksteal)
   # shellcheck disable=SC2086
   step "$1" "$2" python3 -m pytest -v --no-header --tb=short --no-showlocals -p no:cacheprovider --durations=15 \
     --junitxml="$out/$1.xml" "${workers[@]}" ${PYTEST:-} "${@:3}"
