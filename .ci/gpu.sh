@@ -3,7 +3,7 @@
 #
 #   bash .ci/gpu.sh [host|speed|verify|marked|suite|bench|all] [output folder]    defaults: all, and $OUT, else out/
 #
-# host    the C++ path of norms from an empty cache: when it is there, equal bits
+# host    the C++ paths of eager ops from an empty cache: when they are there, equal bits
 # speed   host time of eager norms and deformable attention, beside torch
 # verify  seconds to a verdict: quick and full, with a cold and a warm cache of kernels, with and without a budget
 # marked  the tests that need a GPU

@@ -1,11 +1,11 @@
-"""C++ path of eager norms after an install: when it is there, whether a call waits for it, and whether bits change.
+"""C++ paths of eager ops after an install: when they are there, whether a call waits for them, and whether bits change.
 
     python benchmarks/host_path.py [--processes 2] [--seconds 150]
 
-On a GPU, in an empty cache. Processes begin at once and call norms, forward and backward, until the library that one
-of them compiles is taken; what was computed before is compared with what is computed after it, bit for bit, eagerly,
-from a CUDA graph, from another thread and under torch.compile. A last process begins when the library is there. Exit
-code 1 if a bit differs, or the path was not taken.
+On a GPU, in an empty cache. Processes begin at once and call norms and deformable attention, forward and backward,
+until the libraries that one of them compiles are taken; what was computed before is compared with what is computed
+after it, bit for bit, eagerly, from a CUDA graph, from another thread and under torch.compile. A last process begins
+when the libraries are there. Exit code 1 if a bit differs, or a path was not taken.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from typing import Any
 import torch
 
 from retrograd import ops
-from retrograd.ops.norm import host
+from retrograd.ops.msda import host as msda_host
+from retrograd.ops.norm import host as norm_host
 
+HOSTS = (norm_host, msda_host)
+LEVELS = [(40, 40), (20, 20)]
 SHAPES = (
     ((64, 512), torch.float32),
     ((512, 4096), torch.bfloat16),
@@ -37,7 +40,7 @@ Results = dict[str, list[torch.Tensor | None]]
 
 
 def cases() -> dict[str, tuple[Any, dict[str, torch.Tensor], dict[str, Any]]]:
-    """Norm, inputs and options of each call, by name."""
+    """Function, inputs and options of each call, by name."""
     named = {}
     for (shape, dtype), name, residual in itertools.product(SHAPES, ("rms_norm", "layer_norm"), (False, True)):
         generator = torch.Generator("cuda").manual_seed(len(named))
@@ -46,7 +49,20 @@ def cases() -> dict[str, tuple[Any, dict[str, torch.Tensor], dict[str, Any]]]:
         inputs = {n: torch.randn(s, generator=generator, device="cuda").to(dtype) for n, s in sizes.items()}
         label = f"{name}{'+residual' * residual} {'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
         named[label] = (getattr(ops, name), inputs, {"prenorm": True} if residual else {})
+    for dtype in (torch.float32, torch.bfloat16):
+        generator = torch.Generator("cuda").manual_seed(len(named))
+        sizes = {"value": (1, 2000, 8, 32), "sampling_locations": (1, 300, 8, 2, 4, 2)}
+        sizes["attention_weights"] = sizes["sampling_locations"][:-1]
+        inputs = {n: torch.rand(s, generator=generator, device="cuda") for n, s in sizes.items()}
+        inputs["value"] = inputs["value"].to(dtype)
+        options = {"spatial_shapes": LEVELS, "deterministic": True}
+        named[f"ms_deform_attn {str(dtype).removeprefix('torch.')}"] = (ops.ms_deform_attn, inputs, options)
     return named
+
+
+def why_not() -> str | None:
+    """Why some op does not take its C++ path."""
+    return next((reason for host in HOSTS if (reason := host.why_not()) is not None), None)
 
 
 def call(norm: Any, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[torch.Tensor | None]:
@@ -66,7 +82,7 @@ def differing(first: Results, second: Results) -> list[str]:
 
 def ways(named: dict[str, Any]) -> dict[str, Results]:
     """The results by a CUDA graph, by another thread and under torch.compile, of some calls."""
-    some = dict(list(named.items())[:4])
+    some = dict([*list(named.items())[:3], *list(named.items())[-2:]])
     out: dict[str, Results] = {"graph": {}, "thread": {}, "compile": {}}
     for name, (norm, inputs, options) in some.items():
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -94,25 +110,26 @@ def watch(seconds: float, compiles: bool) -> dict[str, Any]:
     for name, arguments in named.items():
         first[name] = call(*arguments)
         torch.cuda.synchronize()
-    facts: dict[str, Any] = {"first_calls_s": round(time.perf_counter() - began, 2), "then": host.why_not()}
-    before = ways(named) if compiles and host.why_not() is not None else {}
+    facts: dict[str, Any] = {"first_calls_s": round(time.perf_counter() - began, 2), "then": why_not()}
+    before = ways(named) if compiles and why_not() is not None else {}
     calls = 0
-    while host.why_not() is not None and time.perf_counter() - began < seconds:
+    while why_not() is not None and time.perf_counter() - began < seconds:
         for arguments in named.values():
             at = time.perf_counter()
             call(*arguments)
             torch.cuda.synchronize()
             longest, calls = max(longest, time.perf_counter() - at), calls + 1
-            if host.why_not() is None:
+            if why_not() is None:
                 break
     facts |= {"taken_after_s": round(time.perf_counter() - began, 2), "calls_meanwhile": calls}
-    facts |= {"longest_call_ms": round(longest * 1e3, 2), "why_not": host.why_not()}
+    facts |= {"longest_call_ms": round(longest * 1e3, 2), "why_not": why_not()}
     again = {name: call(*arguments) for name, arguments in named.items()}
     facts["differing"] = differing(first, again)
     by_way = ways(named) if compiles else {}
     facts |= {f"differing_{way}": differing(results, {n: again[n] for n in results}) for way, results in by_way.items()}
     facts |= {f"differing_{way}_before": differing(r, {n: again[n] for n in r}) for way, r in before.items()}
-    host.off()
+    for host in HOSTS:
+        host.off()
     facts["differing_python"] = differing({name: call(*arguments) for name, arguments in named.items()}, again)
     return facts
 

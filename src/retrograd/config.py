@@ -35,10 +35,10 @@ def cxx() -> str | None:
 
 
 def host() -> str:
-    """What to do about the C++ path of eager norms: "auto", "build" or "off".
+    """What to do about the C++ paths of eager ops: "auto", "build" or "off".
 
-    "auto" takes it, and has it compiled in the background when a norm first sees a GPU; "build" waits for that; "off"
-    leaves it alone.
+    "auto" takes them, and has one compiled in the background when its op first sees a GPU; "build" waits for that;
+    "off" leaves them alone.
 
     Raises:
         UsageError: RETROGRAD_HOST is something else.
@@ -206,7 +206,7 @@ def settings() -> list[Setting]:
     at_start = "our module that this process begins with, RETROGRAD_AT_START_OPTIONS what for"
     listened = (
         ("TRITON_INTERPRET", "0", "Triton kernels run in Triton's interpreter, on CPU tensors"),
-        ("RETROGRAD_HOST", "auto", "C++ path of eager norms on CUDA: auto, build or off"),
+        ("RETROGRAD_HOST", "auto", "C++ paths of eager ops on CUDA: auto, build or off"),
         ("RETROGRAD_PDL", "auto", "norms launched while the kernel ahead ends (Hopper and later): auto or off"),
         ("RETROGRAD_TAPE", "auto", "C++ recorder of traces: auto, build or off"),
         ("CXX", "found on PATH", "C++ compiler of CPU kernels"),

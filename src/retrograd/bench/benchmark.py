@@ -5,14 +5,17 @@ Saved results are shown on machines without torch, so files of `bench.ops` impor
 
 from __future__ import annotations
 
+import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from retrograd import config
 from retrograd.env.facts import package_version
-from retrograd.errors import UsageError
+from retrograd.errors import NativeBuildError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -135,3 +138,12 @@ def two_sizes(shape: str, example: str) -> tuple[int, int]:
         raise UsageError(f"`--shapes` has {shape!r}, expected {example}")
     first, _, second = shape.partition("x")
     return int(first), int(second)
+
+
+def build_host_path(module: str) -> None:
+    """Have the C++ path of an op, by the name of its module, compiled before anything is measured."""
+    import torch
+
+    if torch.cuda.is_available() and config.host() != "off":
+        with suppress(NativeBuildError):  # then Python serves, here as anywhere
+            importlib.import_module(module).build()

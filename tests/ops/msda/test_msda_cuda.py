@@ -48,6 +48,13 @@ def test_every_kernel_has_a_file() -> None:
     assert set(launch._FOLDER.glob("*.cuh")) == set(launch.HEADERS)
 
 
+def test_addresses_are_in_the_order_of_the_struct() -> None:
+    text = (launch._FOLDER / "common.cuh").read_text()
+    struct = text[text.index("struct Problem {") :]
+    names = re.findall(r"^ +(?:const char|char|Record|unsigned)\* (\w+);", struct[: struct.index("}")], re.M)
+    assert names == [slot.name.lower() for slot in launch._ADDRESSES]
+
+
 @pytest.mark.parametrize("sizes", ALL_SIZES, ids=["encoder", "decoder", "odd"])
 def test_plan_of_the_sort(sizes: plan.Sizes) -> None:
     sort = plan.plan_sort(sizes, 132)

@@ -5,22 +5,19 @@ What it is handed, pointers and numbers, is all that it computes from, so that a
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import itertools
-import os
 import shutil
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import extensions
 import pytest
 import torch
+from host_stand_in import StandIn, driver_as_triton, like
 from norm_cases import Case, make_inputs, run
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,19 +27,14 @@ from retrograd import ops
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.ops.norm import custom_op, dispatch, host, launch_cache, torch_impl
 from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
-from retrograd.ops.norm.host import library, recipes
+from retrograd.ops.norm.host import recipes
 from retrograd.ops.norm.launch_cache import CompiledLaunch, KeptBackward
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
 from retrograd.runtime import disk_cache
-from retrograd.runtime.cpp import extension
-from retrograd.runtime.cuda.driver import _Config
+from retrograd.runtime.cpp import extension, host_path
 
-launch = pytest.importorskip("retrograd.runtime.triton.launch")
-_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-_LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-)
+pytest.importorskip("triton")
 SHAPE = (6, 32)
 
 
@@ -51,56 +43,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, in a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return extensions.built(library.build)
+        return extensions.built(host.path.library.build)
 
 
-class Driver:
-    """Stands for cuLaunchKernelEx: calls, in Python, what a kernel would do with the addresses it is handed."""
+class Driver(StandIn):
+    """Norms whose launches the stand-in of the driver computes by torch."""
 
     def __init__(self) -> None:
-        self.kernels: list[Callable[[list[int]], None]] = []
-        self.launches: list[tuple[int, tuple[int, ...], int]] = []
+        super().__init__()
         self.forwards = self.backwards = 0  # of the ordinary path
-        self.code = 0
-        self.function = _LAUNCH(self._launch)
-
-    @property
-    def address(self) -> int:
-        return ctypes.cast(self.function, ctypes.c_void_p).value or 0
-
-    def _launch(self, config: Any, function: Any, params: Any, _extra: Any) -> int:
-        how = config.contents
-        grid, block = (how.grid_x, how.grid_y, how.grid_z), (how.block_x, how.block_y, how.block_z)
-        kernel = self.kernels[function - 1]
-        words = [ctypes.cast(params[i], ctypes.POINTER(ctypes.c_uint64))[0] for i in range(kernel.count + 2)]
-        assert block == (128, 1, 1)
-        assert words[-2:] == [0, 0]
-        assert how.attribute_count == 0
-        self.launches.append((function, grid, how.shared_bytes))
-        if self.code == 0:
-            kernel(words[:-2])
-        return self.code
-
-    def handle(self, tensors: list[Any], rest: tuple[Any, ...], kernel: Callable[[list[Any]], None]) -> Any:
-        """A Handle as Triton leaves one; `kernel` gets an address or None for each of the tensors."""
-        signature = {f"t{i}": "constexpr" if t is None else "*" + _NAMES[t.dtype] for i, t in enumerate(tensors)}
-        present = [t is not None for t in tensors]
-        signature |= {f"r{i}": "fp32" if isinstance(value, float) else "i32" for i, value in enumerate(rest)}
-
-        def call(words: list[int]) -> None:
-            given = iter(words)
-            addresses = [next(given) if there else None for there in present]
-            numbers = [recipes.scalar_bits("fp32" if isinstance(v, float) else "i32", v) for v in rest]
-            assert list(given) == numbers
-            kernel(addresses)
-
-        call.count = len(rest) + sum(present)
-        self.kernels.append(call)
-        meta = SimpleNamespace(
-            launch_cooperative_grid=False, launch_pdl=False, global_scratch_size=0, profile_scratch_size=0
-        )
-        compiled = SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=meta)
-        return launch.KernelHandle(None, len(self.kernels), (4, 1, 64), (3, 2, 1), compiled)
 
     def norm_fwd(self, tensors: NormTensors, spec: NormSpec, wanted: WantedOutput) -> Any:
         """torch_impl.norm_fwd, kept as a launch of triton/launch.py is."""
@@ -111,10 +62,10 @@ class Driver:
         outs = outs._replace(s=outs.s if own_s else None)
         inputs = (x, residual, weight, bias)
         key = launch_cache.forward_key(tensors, outs, spec, wanted)
-        like = [_like(t) for t in (*inputs, *outs)]
+        views = [like(t) for t in (*inputs, *outs)]
 
         def kernel(addresses: list[Any]) -> None:
-            x, residual, weight, bias, *places = [t and t(a) for t, a in zip(like, addresses, strict=True)]
+            x, residual, weight, bias, *places = [t and t(a) for t, a in zip(views, addresses, strict=True)]
             results = torch_impl.norm_fwd(NormTensors(x, weight, bias, residual), spec, wanted)
             for place, result in zip(places, results, strict=True):
                 if place is not None:
@@ -134,10 +85,10 @@ class Driver:
         sums = [None if t is None else torch.empty(parts, heads * n) for t in (outs.weight, outs.bias)]
         rows = [outs.x, None if outs.residual is outs.x else outs.residual]
         passed = (*tensors, *rows, *sums)
-        like = [_like(t) for t in passed]
+        views = [like(t) for t in passed]
 
         def kernel(addresses: list[Any]) -> None:
-            *read, x, residual, weight_sums, bias_sums = [t and t(a) for t, a in zip(like, addresses, strict=True)]
+            *read, x, residual, weight_sums, bias_sums = [t and t(a) for t, a in zip(views, addresses, strict=True)]
             grads = torch_impl.norm_bwd(BackwardTensors(*read), spec, exact)
             for place, result in ((x, grads.x), (residual, grads.residual)):
                 if place is not None:
@@ -150,7 +101,7 @@ class Driver:
         finalizer = None
         if any(t is not None for t in sums):
             last = [*sums, outs.weight, outs.bias]
-            shapes = [_like(t) for t in last]
+            shapes = [like(t) for t in last]
 
             def add_up(addresses: list[Any]) -> None:
                 views = [t and t(a) for t, a in zip(shapes, addresses, strict=True)]
@@ -170,20 +121,6 @@ def _aligned(key: Any, tensors: tuple[Any, ...]) -> Any:
     return key if all(t is None or t.data_ptr() % 16 == 0 for t in tensors) else None
 
 
-def _like(t: Any) -> Callable[[int], torch.Tensor] | None:
-    """Address -> a tensor of that shape, those strides there."""
-    if t is None:
-        return None
-    dtype, shape, stride = t.dtype, t.shape, t.stride()
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-    def at(address: int) -> torch.Tensor:
-        memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
-        return torch.frombuffer(memory, dtype=dtype).as_strided(shape, stride)
-
-    return at
-
-
 @pytest.fixture
 def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Norms with impl="triton" take the C++ path on CPU tensors."""
@@ -194,11 +131,11 @@ def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     held = dict(launch_cache.FORWARD), dict(launch_cache.BACKWARD)
     launch_cache.FORWARD.clear()
     launch_cache.BACKWARD.clear()
-    module = library.load(built)
+    module = host.path.library.load(built)
     module.clear()
     module.use_cpu(made.address)
     recipes.connect(module, made.norm_bwd)
-    monkeypatch.setattr(host, "entry", module.apply)
+    monkeypatch.setattr(host.path, "entry", module.apply)
     yield made
     module.clear()
     recipes.disconnect()
@@ -211,7 +148,7 @@ def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def in_python(function: Callable[[], Any]) -> Any:
     """The result without the C++ path."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "entry", None)
+        patch.setattr(host.path, "entry", None)
         patch.setattr(launch_cache, "on_keep", None)
         return function()
 
@@ -371,9 +308,9 @@ def test_parameters_and_autocast(driver: Driver) -> None:
 def test_second_derivative_is_refused(norm: str, driver: Driver) -> None:
     case = make_inputs(SHAPE, given="weight")
     messages = []
-    for entry in (None, host.entry, host.entry):
+    for entry in (None, host.path.entry, host.path.entry):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(host, "entry", entry)
+            patch.setattr(host.path, "entry", entry)
             args = leaves(case)
             y = getattr(ops, norm)(**args, impl="triton")
             grads = torch.autograd.grad(y, list(args.values()), case["grad_y"], create_graph=True)
@@ -681,7 +618,7 @@ def test_other_threads(driver: Driver) -> None:
 
 
 def test_name_changes_with_what_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {library.file_name()}
+    names = {host.path.library.file_name()}
     abi = torch.compiled_with_cxx11_abi()
     for target, value in (
         ("torch.__version__", "9.9"),
@@ -692,17 +629,18 @@ def test_name_changes_with_what_it_depends_on(monkeypatch: pytest.MonkeyPatch) -
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, value)
-            names.add(library.file_name())
-    assert len(names) == 6
+            names.add(host.path.library.file_name())
+    names.add(dataclasses.replace(host.path.library, headers=()).file_name())
+    assert len(names) == 7
 
 
 def test_a_library_that_is_there_is_not_built_again(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(built.parents[2]))
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert host.build() == built
-    assert library.find() == built
+    assert host.path.library.find() == built
     with pytest.raises(NativeBuildError, match="CXX is 'no-such-compiler'"):
-        library.build(again=True)
+        host.path.library.build(again=True)
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -728,7 +666,7 @@ def test_a_broken_library(tmp_path: Path) -> None:
     broken = tmp_path / "broken.so"
     broken.write_text("no library")
     with pytest.raises(NativeBuildError, match=r"build\(again=True\)"):
-        library.load(broken)
+        host.path.library.load(broken)
 
 
 @pytest.fixture
@@ -737,9 +675,9 @@ def undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("RETROGRAD_HOST", raising=False)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(host, "entry", host._first)
-    monkeypatch.setattr(host, "_reason", "undecided")
-    monkeypatch.setattr(host, "_background", None)
+    monkeypatch.setattr(host.path, "entry", host.path.first)
+    monkeypatch.setattr(host.path, "reason", "undecided")
+    monkeypatch.setattr(host.path, "background", None)
 
 
 class Building:
@@ -755,35 +693,39 @@ class Building:
 def test_python_serves_until_it_is_built(
     undecided: None, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "BackgroundBuild", Building)
-    monkeypatch.setattr(type(library), "build", lambda *_, **__: pytest.fail("waited for"))
+    monkeypatch.setattr(host_path, "BackgroundBuild", Building)
+    monkeypatch.setattr(type(host.path.library), "build", lambda *_, **__: pytest.fail("waited for"))
     taken: list[Path] = []
-    monkeypatch.setattr(host, "on", lambda: taken.append(library.find()))
-    assert host._first(torch.ones(2, 2)) is NotImplemented
-    assert (host._background, host.entry) == (None, host._first)  # no tensor on CUDA yet
+    monkeypatch.setattr(host.path, "on", lambda: taken.append(host.path.library.find()))
+    assert host.path.first(torch.ones(2, 2)) is NotImplemented
+    assert (host.path.background, host.path.entry) == (None, host.path.first)  # no tensor on CUDA yet
     for _ in range(2):
-        host._decide()
-        assert host.entry is host._first
-        assert host._first(torch.ones(2, 2)) is NotImplemented
+        host.path.decide()
+        assert host.path.entry == host.path.first
+        assert host.path.first(torch.ones(2, 2)) is NotImplemented
     assert "being compiled" in host.why_not()
     assert not taken
     shutil.copy(built, disk_cache.folder("native"))
-    host._decide()
+    host.path.decide()
     assert not taken  # the lock is still held by whoever builds it
-    host._background.over = True
-    host._decide()
-    assert taken == [library.find()]
+    host.path.background.over = True
+    host.path.decide()
+    assert taken == [host.path.library.find()]
 
 
 @pytest.mark.parametrize("tried", [True, False], ids=["here", "earlier"])
 def test_a_build_that_fails_is_told_where_it_was_tried(
     tried: bool, undecided: None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(host, "BackgroundBuild", Building)
-    host._decide()
-    host._background.reason, host._background.tried, host._background.over = "it did not compile", tried, True
-    host._decide()
-    assert host.entry is None
+    monkeypatch.setattr(host_path, "BackgroundBuild", Building)
+    host.path.decide()
+    host.path.background.reason, host.path.background.tried, host.path.background.over = (
+        "it did not compile",
+        tried,
+        True,
+    )
+    host.path.decide()
+    assert host.path.entry is None
     assert host.why_not() == "it did not compile"
     assert ["it did not compile" in str(w.message) for w in recwarn] == [True] * tried
 
@@ -796,9 +738,9 @@ def test_one_thread_decides(undecided: None, monkeypatch: pytest.MonkeyPatch) ->
             super().__init__()
             begun.append(self)
 
-    monkeypatch.setattr(host, "BackgroundBuild", Counted)
+    monkeypatch.setattr(host_path, "BackgroundBuild", Counted)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: host._decide(), range(64)))
+        list(pool.map(lambda _: host.path.decide(), range(64)))
     assert len(begun) == 1
 
 
@@ -809,9 +751,9 @@ def test_not_built_and_asked_for(undecided: None) -> None:
 
 def test_switched_off(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETROGRAD_HOST", "off")
-    monkeypatch.setattr(type(library), "find", lambda _: pytest.fail("looked for"))
-    host._decide()
-    assert host.entry is None
+    monkeypatch.setattr(type(host.path.library), "find", lambda _: pytest.fail("looked for"))
+    host.path.decide()
+    assert host.path.entry is None
     assert "off" in host.why_not()
 
 
@@ -819,21 +761,17 @@ def test_building_that_fails_warns(undecided: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RETROGRAD_HOST", "build")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.warns(UserWarning, match="no-such-compiler"):
-        host._decide()
-    assert host.entry is None
+        host.path.decide()
+    assert host.path.entry is None
 
 
 def test_unknown_switch(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETROGRAD_HOST", "yes")
     with pytest.raises(UsageError, match="expected one of 'auto', 'build', 'off'"):
-        host._decide()
+        host.path.decide()
 
 
 def test_the_driver_is_handed_what_triton_hands_it(built: Path, tmp_path: Path) -> None:
-    script = Path(__file__).with_name("host_driver.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, built], env=environment, capture_output=True, text=True, check=False
-    )
+    done = driver_as_triton("norm", tmp_path, built)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split() == ["3", "2", "3", "3"]

@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd import ops
 from retrograd.ops.norm import host, launch_cache
-from retrograd.ops.norm.host import library
 from retrograd.ops.norm.triton import backward_launch, launch
 
 pytestmark = [
@@ -28,13 +27,13 @@ SHAPE = (64, 512)
 @pytest.fixture(scope="session")
 def built() -> None:
     """The library, in the user's cache."""
-    extensions.built(library.build)
+    extensions.built(host.path.library.build)
 
 
 @pytest.fixture
 def python(built: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The C++ path, with nothing remembered; names of the launches that go through Python."""
-    before, seen = host.entry, []
+    before, seen = host.path.entry, []
     for module, name in itertools.product((launch, backward_launch), ("launch", "relaunch")):
         stock = getattr(module, name)
 
@@ -47,7 +46,7 @@ def python(built: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     host.on()
     yield seen
     host.off()
-    host.entry = before
+    host.path.entry = before
     forget()
 
 
@@ -55,13 +54,13 @@ def forget() -> None:
     """What a new process starts with."""
     launch_cache.FORWARD.clear()
     launch_cache.BACKWARD.clear()
-    library.load(library.find()).clear()
+    host.path.library.load(host.path.library.find()).clear()
 
 
 def in_python(function: Callable[[], Any]) -> Any:
     """The result without the C++ path."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "entry", None)
+        patch.setattr(host.path, "entry", None)
         return function()
 
 

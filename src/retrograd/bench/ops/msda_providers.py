@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from retrograd.bench.benchmark import CPU, GPU, Implementation, Provider, Tensors, UnavailableError
+from retrograd.bench.benchmark import CPU, GPU, Implementation, Provider, Tensors, UnavailableError, build_host_path
 from retrograd.bench.ops.msda import FUSED, FUSED_LEAVES, LEAVES, OP, Shape, sides
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def by_grid_sample(
 def retrograd(shape: Shape, **options: Any) -> Implementation:
     """This project's; `options` say in which mode."""
     attend = importlib.import_module("retrograd.ops").ms_deform_attn
+    build_host_path("retrograd.ops.msda.host")
     levels = list(shape.levels)
     return Implementation(lambda t: (attend(t["value"], levels, t["locations"], t["weights"], **options),))
 
@@ -53,6 +54,7 @@ def retrograd(shape: Shape, **options: Any) -> Implementation:
 def fused(shape: Shape, **options: Any) -> Implementation:
     """This project's fused form."""
     attend = importlib.import_module("retrograd.ops").ms_deform_attn_fused
+    build_host_path("retrograd.ops.msda.host")
     levels, names = list(shape.levels), ("references", "offsets", "logits")
     return Implementation(lambda t: (attend(t["value"], levels, *(t[name] for name in names), **options),))
 

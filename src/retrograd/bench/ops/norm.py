@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from retrograd import config
 from retrograd.bench.benchmark import (
     CPU,
     GPU,
@@ -22,10 +20,10 @@ from retrograd.bench.benchmark import (
     Provider,
     Tensors,
     UnavailableError,
+    build_host_path,
     two_sizes,
 )
 from retrograd.compat import torch_native
-from retrograd.errors import NativeBuildError
 
 if TYPE_CHECKING:
     import torch
@@ -181,12 +179,8 @@ BENCHMARKS = (
 
 def retrograd(op: Norm, **options: Any) -> Implementation:
     """This project's; `options` say in which mode."""
-    import torch
-
     norm = getattr(importlib.import_module("retrograd.ops"), "layer_norm" if op.centered else "rms_norm")
-    if torch.cuda.is_available() and config.host() != "off":
-        with suppress(NativeBuildError):  # then Python serves, here as anywhere
-            importlib.import_module("retrograd.ops.norm.host").build()  # not while something is measured
+    build_host_path("retrograd.ops.norm.host")
 
     def call(t: Tensors) -> tuple[torch.Tensor, ...]:
         out = norm(t["x"], t["weight"], t.get("bias"), t.get("residual"), eps=op.eps, prenorm=op.add, **options)

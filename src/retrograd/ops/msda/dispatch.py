@@ -10,6 +10,7 @@ import torch
 
 from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
 from retrograd.ops.types import Family, Impl
+from retrograd.runtime.cpp.recipe import Recipe
 
 FAMILY = Family(
     "retrograd.ops.msda", "value", (Impl.TRITON, Impl.CUDA, Impl.NATIVE, Impl.TORCH), (Impl.NATIVE, Impl.TORCH)
@@ -23,6 +24,8 @@ class Functions(NamedTuple):
     backward: Callable[[torch.Tensor, MsdaInputs, MsdaSpec, NeededGrads], MsdaGrads]
     # whether the forward takes references; elsewhere torch operations have to make locations and weights
     fused: bool = False
+    # of a call that has run, forward or backward (with what was needed): its launches, where it consists of them
+    recipe: Callable[..., Recipe | None] = lambda *_: None
 
 
 class MsdaCall(NamedTuple):
@@ -48,7 +51,8 @@ def functions_for(impl: str | Impl | None, dtype: torch.dtype, device: torch.dev
 def functions(impl: Impl) -> Functions:
     """The functions of an implementation that exists."""
     module = FAMILY.module(impl)
-    return Functions(module.msda_fwd, module.msda_bwd, fused=impl is Impl.TRITON)
+    functions = Functions(module.msda_fwd, module.msda_bwd, fused=impl is Impl.TRITON)
+    return functions._replace(recipe=module.recipe) if impl in (Impl.TRITON, Impl.CUDA) else functions
 
 
 @cache
@@ -62,4 +66,8 @@ def _by_sizes() -> Functions:
     def backward(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads) -> MsdaGrads:
         return (cuda if cuda.backward_pays(inputs, spec) else triton).msda_bwd(grad_out, inputs, spec, needed)
 
-    return Functions(forward, backward, fused=True)
+    def recipe(inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads | None = None) -> Recipe | None:
+        pays = cuda.forward_pays(inputs, spec) if needed is None else cuda.backward_pays(inputs, spec)
+        return (cuda if pays else triton).recipe(inputs, spec, needed)
+
+    return Functions(forward, backward, fused=True, recipe=recipe)

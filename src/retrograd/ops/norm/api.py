@@ -79,7 +79,7 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
-    if not torch.compiler.is_compiling() and (entry := host.entry) is not None:
+    if not torch.compiler.is_compiling() and (entry := host.path.entry) is not None:
         done = entry(
             x, weight, bias, residual, eps, prenorm, residual_dtype, out_dtype, weight_offset, deterministic, dw_parts,
             accumulate_main_grad, impl, False,
@@ -141,7 +141,7 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, 2016.
     """
-    if not torch.compiler.is_compiling() and (entry := host.entry) is not None:
+    if not torch.compiler.is_compiling() and (entry := host.path.entry) is not None:
         done = entry(
             x, weight, bias, residual, eps, prenorm, residual_dtype, out_dtype, weight_offset, deterministic, dw_parts,
             accumulate_main_grad, impl, True,

@@ -20,7 +20,7 @@ from pathlib import Path
 from retrograd.errors import NativeBuildError
 from retrograd.runtime import disk_cache
 from retrograd.runtime.cpp import build as native
-from retrograd.runtime.cpp.extension import Extension, check_headers, flags
+from retrograd.runtime.cpp.extension import Extension, check_headers
 
 # A full disk or too little memory fails too, and passes: a failure keeps others from trying for a day.
 _REMEMBERED_S = 24 * 3600
@@ -85,7 +85,7 @@ class BackgroundBuild:
                 f"until then Python does its work ({self._switch} turns it off)\n"
             )
             self.tried = True
-            self._compile(library, failure, [*compiler, *flags(), str(self._extension.source)], lock)
+            self._compile(library, failure, [*compiler, *self._extension.flags(), str(self._extension.source)], lock)
             return "" if library.exists() else _told(failure)
 
     def _compile(self, library: Path, failure: Path, command: list[str], lock: int | None) -> None:

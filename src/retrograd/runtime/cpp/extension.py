@@ -33,6 +33,7 @@ class Extension:
     module: str  # the name in its PyInit_
     label: str  # the beginning of the library's name
     again: str  # how a person has it built again, for messages
+    headers: tuple[Path, ...] = ()  # that it includes from elsewhere
 
     def build(self, *, again: bool = False) -> Path:
         """The library, compiled if it is not in the cache; where another process compiles it, that is waited for.
@@ -48,7 +49,7 @@ class Extension:
         library = disk_cache.folder("native") / self.file_name()
         with disk_cache.locked(library):
             if again or not library.exists():
-                native.compile_library(compiler, self.source, flags(), library)
+                native.compile_library(compiler, self.source, self.flags(), library)
         return library
 
     def find(self) -> Path | None:
@@ -75,9 +76,13 @@ class Extension:
             raise NativeBuildError(f"{path} does not load: {error}; build it again with {self.again}") from error
         return module
 
+    def flags(self) -> tuple[str, ...]:
+        """For the compiler: those of all extensions, and where our headers are."""
+        return (*flags(), *dict.fromkeys(f"-I{path.parent}" for path in self.headers))
+
     def file_name(self) -> str:
         """Names source, flags, torch, Python and machine."""
-        files = [self.source, *sorted(self.source.parent.glob("*.h"))]
+        files = [self.source, *sorted(self.source.parent.glob("*.h")), *self.headers]
         facts = [*(file.read_text() for file in files), *flags(), torch.__version__, str(torch.version.git_version)]
         facts += [str(sysconfig.get_config_var("SOABI")), platform.machine()]
         return f"{self.label}-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:20]}.so"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ import torch
 
 from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
 from retrograd.ops.msda.cuda import plan
+from retrograd.ops.msda.slots import Slot
+from retrograd.runtime.cpp.recipe import Buffer, DriverCall, Recipe
 from retrograd.runtime.cuda import driver, nvrtc
 from retrograd.runtime.cuda.driver import aligned, arch_of
 
@@ -31,11 +33,16 @@ _THREADS = {
 }
 
 
+# The addresses in `Problem`, in their order.
+_ADDRESSES = (
+    *(Slot.VALUE, Slot.LOCATIONS, Slot.WEIGHTS, Slot.GRAD_OUT, Slot.OUT, Slot.GRAD_VALUE, Slot.GRAD_LOCATIONS),
+    *(Slot.GRAD_WEIGHTS, Slot.SHAPES, Slot.RECORDS, Slot.NUMBERS, Slot.COUNTS, Slot.STARTS, Slot.SUMS, Slot.TICKET),
+)
+
+
 class _Problem(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("value", "locations", "weights", "grad_out", "out", "grad_value")),
-        *((name, ctypes.c_void_p) for name in ("grad_locations", "grad_weights", "shapes", "records", "numbers")),
-        *((name, ctypes.c_void_p) for name in ("counts", "starts", "sums", "ticket")),
+        ("addresses", ctypes.c_void_p * len(_ADDRESSES)),
         *((name, ctypes.c_longlong) for name in ("pixels", "queries")),
     )
 
@@ -98,15 +105,13 @@ def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
     not depend on the other queries.
     """
     _check(inputs, spec)
-    sizes, device = _sizes(inputs, spec), inputs.value.device
-    shape = (sizes.batch, sizes.queries, sizes.heads, sizes.channels)
-    if not inputs.value.numel() or not inputs.weights.numel():
-        return inputs.value.new_zeros(shape)
+    value, _, locations, weights, _ = inputs
+    shape = (value.shape[0], locations.shape[1], *value.shape[2:])
+    if not value.numel() or not weights.numel():
+        return value.new_zeros(shape)
     inputs = _readable(inputs)
-    out = torch.empty(shape, dtype=inputs.value.dtype, device=device)
-    work = _Work(inputs, spec, sizes, dict(out=out))
-    with torch.cuda.device(device):
-        _walk(work, "forward", plan.plan_forward(sizes, _processors(device.index), *_THREADS["forward"]))
+    out = torch.empty(shape, dtype=value.dtype, device=value.device)
+    _run(_call_of(inputs, spec), inputs, {Slot.OUT: out})
     return out
 
 
@@ -128,88 +133,161 @@ def msda_bwd(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed:
     in float32 for 16-bit values.
     """
     _check(inputs, spec)
-    sizes, device = _sizes(inputs, spec), inputs.value.device
     if not inputs.value.numel() or not inputs.weights.numel():
         return zero_grads(inputs, needed)
     dtypes = [t.dtype for t in inputs.tensors()]
     inputs = _readable(inputs)
     value, _, locations, weights, _ = inputs
-    way = plan.way(sizes, spec.deterministic) if needed.value else None
-    dots, adds = needed.locations or needed.weights, way is plan.Way.ADD
-    with torch.cuda.device(device):
-        grad_value = None
-        if way is plan.Way.REDUCE:
-            grad_value = torch.empty_like(value)
-        elif way is not None:
-            grad_value = torch.zeros(value.shape, dtype=torch.float32, device=device)
-        grad_locations = torch.empty_like(locations) if needed.locations else None
-        grads = (grad_value, grad_locations, torch.empty_like(weights) if needed.weights else None)
-        results = dict(zip(("grad_value", "grad_locations", "grad_weights"), grads, strict=True))
-        work = _Work(inputs, spec, sizes, results | dict(grad_out=aligned(grad_out.to(value.dtype))), dots=dots)
-        if adds or (dots and way is not plan.Way.CELLS):
-            threads = _THREADS["add" if adds else "backward"]
-            _walk(work, "backward", plan.plan_queries(sizes, _processors(device.index), *threads, adds=adds), adds=adds)
-        if way in (plan.Way.CELLS, plan.Way.REDUCE):
-            _sort(work, reduces=way is plan.Way.REDUCE)
+    tensors = _run(
+        _call_of(inputs, spec, needed),
+        inputs,
+        {
+            Slot.GRAD_OUT: aligned(grad_out.to(value.dtype)),
+            Slot.GRAD_LOCATIONS: torch.empty_like(locations) if needed.locations else None,
+            Slot.GRAD_WEIGHTS: torch.empty_like(weights) if needed.weights else None,
+        },
+    )
+    grads = (tensors.get(slot) for slot in (Slot.GRAD_VALUE, Slot.GRAD_LOCATIONS, Slot.GRAD_WEIGHTS))
     return MsdaGrads(*(None if g is None else g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)))
 
 
-class _Work(NamedTuple):
-    """A call: contiguous inputs, other tensors by their names in `_Problem`, whether `dots` of them are wanted."""
-
-    inputs: MsdaInputs
-    spec: MsdaSpec
-    sizes: plan.Sizes
-    tensors: dict[str, torch.Tensor | None]
-    dots: bool = False
-
-
-def _sort(work: _Work, *, reduces: bool) -> None:
-    """Sort the samples by cell, then add them up for each pixel or, unless it `reduces`, walk over the cells."""
-    sizes, device = work.sizes, work.inputs.value.device
-    sort = plan.plan_sort(sizes, _processors(device.index))
-    image_heads = sizes.batch * sizes.heads
-
-    def integers(count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.int32, device=device)
-
-    samples = integers((4 if reduces else 1) * image_heads * sizes.samples)
-    buffers = dict(
-        records=samples if reduces else None,
-        numbers=None if reduces else samples,
-        counts=integers(image_heads * sort.chunks * sizes.pixels),
-        starts=integers(image_heads * (sizes.pixels + 1)),
-        sums=integers(image_heads * sort.chunks * sort.slices),
-        ticket=integers(1),
+def recipe(inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads | None = None) -> Recipe | None:
+    """The launches of `msda_fwd`, or of `msda_bwd` for what is `needed`; None where tensors are converted before."""
+    if why_not(inputs, spec) is not None or inputs.locations.dtype != inputs.weights.dtype:
+        return None
+    call = _call_of(inputs, spec, needed)
+    with torch.cuda.device(call.device_index):
+        launches, buffers = _planned(call)
+    pointer = ctypes.sizeof(ctypes.c_void_p)
+    places = tuple((pointer * i, int(slot)) for i, slot in enumerate(_ADDRESSES))
+    calls = (
+        DriverCall(
+            function=kernel.function,
+            grid=(ctas, rows, 1),
+            threads=kernel.threads,
+            shared_bytes=kernel.shared_bytes,
+            block=bytes(problem),
+            addresses=places,
+        )
+        for kernel, ctas, rows, problem in launches
     )
-    problem = _problem(work._replace(tensors=work.tensors | buffers))
+    return Recipe(tuple(calls), buffers)
+
+
+class _Call(NamedTuple):
+    """All that the launches of a call depend on beside addresses."""
+
+    device_index: int
+    sizes: plan.Sizes
+    spec: MsdaSpec
+    value_dtype: torch.dtype
+    point_dtype: torch.dtype  # of locations and weights
+    levels: tuple[tuple[int, int], ...]  # their sizes; () where these are in a tensor
+    shapes_bytes: int  # of an integer of that tensor; 0 without
+    needed: NeededGrads | None  # None in the forward
+
+
+class _Launch(NamedTuple):
+    kernel: driver.LoadedKernel
+    ctas: int
+    rows: int
+    problem: Any  # its struct, without addresses
+
+
+_Planned = tuple[tuple[_Launch, ...], tuple[Buffer, ...]]
+
+
+def _call_of(inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads | None = None) -> _Call:
+    value, levels, locations, _, _ = inputs
+    shapes_bytes = 0 if levels.shapes is None else levels.shapes.element_size()
+    sizes = () if levels.shapes is not None else levels.sizes or ()
+    return _Call(
+        value.device.index, _sizes(inputs, spec), spec, value.dtype, locations.dtype, sizes, shapes_bytes, needed
+    )
+
+
+def _run(call: _Call, inputs: MsdaInputs, others: dict[Slot, torch.Tensor | None]) -> dict[int, torch.Tensor | None]:
+    """Launch; all tensors by their slots."""
+    value, levels, locations, weights, _ = inputs
+    shapes = None if levels.shapes is None else levels.shapes.contiguous()
+    tensors: dict[int, torch.Tensor | None] = {
+        **{Slot.VALUE: value, Slot.SHAPES: shapes, Slot.LOCATIONS: locations, Slot.WEIGHTS: weights},
+        **others,
+    }
+    with torch.cuda.device(value.device):
+        launches, buffers = _planned(call)
+        for slot, dtype, shape, zeros in buffers:
+            tensors[slot] = (torch.zeros if zeros else torch.empty)(shape, dtype=dtype, device=value.device)
+        held = (tensors.get(slot) for slot in _ADDRESSES)
+        addresses = [0 if t is None else t.data_ptr() for t in held]
+        for kernel, ctas, rows, problem in launches:
+            filled = type(problem).from_buffer_copy(problem)
+            filled.addresses[:] = addresses
+            kernel.launch(ctas, (filled,), rows=rows)
+    return tensors
+
+
+@lru_cache(maxsize=4096)
+def _planned(call: _Call) -> _Planned:
+    """The launches and what is allocated for them; its device has to be the current one."""
+    sizes, processors = call.sizes, _processors(call.device_index)
+    if call.needed is None:
+        return (_walk(call, "forward", plan.plan_forward(sizes, processors, *_THREADS["forward"])),), ()
+    way = plan.way(sizes, call.spec.deterministic) if call.needed.value else None
+    dots, adds = call.needed.locations or call.needed.weights, way is plan.Way.ADD
+    launches, buffers = [], []
+    if way is not None:
+        shape = (sizes.batch, sizes.pixels, sizes.heads, sizes.channels)
+        summed = way is not plan.Way.REDUCE
+        buffers.append(Buffer(Slot.GRAD_VALUE, torch.float32 if summed else call.value_dtype, shape, zeros=summed))
+    if adds or (dots and way is not plan.Way.CELLS):
+        threads = _THREADS["add" if adds else "backward"]
+        launches.append(_walk(call, "backward", plan.plan_queries(sizes, processors, *threads, adds=adds), dots, adds))
+    if way in (plan.Way.CELLS, plan.Way.REDUCE):
+        sort, work = _sort(call, dots, reduces=way is plan.Way.REDUCE)
+        launches += sort
+        buffers += work
+    return tuple(launches), tuple(buffers)
+
+
+def _sort(call: _Call, dots: bool, *, reduces: bool) -> _Planned:
+    """Sort the samples by cell, then add them up for each pixel or, unless it `reduces`, walk over the cells."""
+    sizes = call.sizes
+    sort = plan.plan_sort(sizes, _processors(call.device_index))
+    image_heads = sizes.batch * sizes.heads
+    counts = {
+        Slot.RECORDS if reduces else Slot.NUMBERS: (4 if reduces else 1) * image_heads * sizes.samples,
+        Slot.COUNTS: image_heads * sort.chunks * sizes.pixels,
+        Slot.STARTS: image_heads * (sizes.pixels + 1),
+        Slot.SUMS: image_heads * sort.chunks * sort.slices,
+        Slot.TICKET: 1,
+    }
+    problem = _problem(call)
     problem.chunks, problem.band = sort.chunks, sort.band
     problem.unit_queries, problem.tiled = plan.SORT_UNIT, int(sizes.queries == sizes.pixels)
 
-    def kernel(name: str, shared_bytes: int = 0, threads: int | None = None) -> driver.LoadedKernel:
-        launch = (threads, 1) if threads is not None else _THREADS[name]
-        macros = _macros(name, work if name == "cells" else work._replace(dots=False))
-        return _kernel(device.index, name, macros, *launch, shared_bytes)
+    def launch(name: str, ctas: int | None, rows: int, shared_bytes: int = 0, threads: int | None = None) -> _Launch:
+        bounds = (threads, 1) if threads is not None else _THREADS[name]
+        macros = _macros(name, call, dots and name == "cells")
+        kernel = _kernel(call.device_index, name, macros, *bounds, shared_bytes)
+        if ctas is None:
+            ctas = kernel.max_clusters if reduces else plan.cells_ctas(sizes, kernel.threads)
+        return _Launch(kernel, ctas, rows, problem)
 
-    chunks = image_heads * sort.chunks
-    kernel("count", 4 * sort.band).launch(chunks, (problem,), rows=sort.bands)
-    kernel("scan").launch(sort.slices, (problem,), rows=image_heads)
+    chunks, band_bytes = image_heads * sort.chunks, 4 * sort.band
+    launches = [launch("count", chunks, sort.bands, band_bytes), launch("scan", sort.slices, image_heads)]
     if reduces:
-        kernel("fill", 4 * sort.band, 32 * len(sizes.points)).launch(chunks, (problem,), rows=sort.bands)
-        reduce = kernel("reduce")
-        reduce.launch(reduce.max_clusters, (problem,))
+        launches += [launch("fill", chunks, sort.bands, band_bytes, 32 * len(sizes.points)), launch("reduce", None, 1)]
     else:
-        kernel("scatter", 4 * sort.band).launch(chunks, (problem,), rows=sort.bands)
-        cells = kernel("cells")
-        cells.launch(plan.cells_ctas(sizes, cells.threads), (problem,), rows=image_heads)
+        launches += [launch("scatter", chunks, sort.bands, band_bytes), launch("cells", None, image_heads)]
+    return tuple(launches), tuple(Buffer(slot, torch.int32, (count,)) for slot, count in counts.items())
 
 
-def _walk(work: _Work, name: str, launch: plan.WalkPlan, *, adds: bool = False) -> None:
-    problem = _problem(work)
-    problem.unit_queries, problem.tiled, problem.in_turn = launch.unit_queries, int(launch.tiled), int(launch.in_turn)
-    macros = _macros(name, work, adds=adds)
-    kernel = _kernel(work.inputs.value.device.index, name, macros, launch.threads, launch.blocks, 0)
-    kernel.launch(launch.ctas, (problem,))
+def _walk(call: _Call, name: str, walk: plan.WalkPlan, dots: bool = False, adds: bool = False) -> _Launch:
+    problem = _problem(call)
+    problem.unit_queries, problem.tiled, problem.in_turn = walk.unit_queries, int(walk.tiled), int(walk.in_turn)
+    kernel = _kernel(call.device_index, name, _macros(name, call, dots, adds), walk.threads, walk.blocks, 0)
+    return _Launch(kernel, walk.ctas, 1, problem)
 
 
 def _sizes(inputs: MsdaInputs, spec: MsdaSpec) -> plan.Sizes:
@@ -226,35 +304,29 @@ def _readable(inputs: MsdaInputs) -> MsdaInputs:
     return MsdaInputs(aligned(value), levels, aligned(locations), aligned(weights))
 
 
-def _problem(work: _Work) -> Any:
-    sizes, (value, levels, locations, weights, _) = work.sizes, work.inputs
+def _problem(call: _Call) -> Any:
+    sizes = call.sizes
     problem = _problem_type(len(sizes.points))()
-    for name, tensor in (work.tensors | dict(value=value, locations=locations, weights=weights)).items():
-        setattr(problem, name, 0 if tensor is None else tensor.data_ptr())
     problem.pixels, problem.queries, problem.images = sizes.pixels, sizes.queries, sizes.batch
-    if levels.shapes is not None:
-        shapes = levels.shapes.contiguous()
-        problem.shapes, problem.shapes_bytes = shapes.data_ptr(), shapes.element_size()
-    else:
-        assert levels.sizes is not None
-        for i, size in enumerate(n for pair in levels.sizes for n in pair):
-            problem.sizes[i] = size
+    problem.shapes_bytes = call.shapes_bytes
+    for i, size in enumerate(n for pair in call.levels for n in pair):
+        problem.sizes[i] = size
     return problem
 
 
-def _macros(name: str, work: _Work, *, adds: bool = False) -> tuple[tuple[str, Any], ...]:
-    """Of a kernel; `adds`: with additions to float32 sums."""
-    spec, sizes = work.spec, work.sizes
+def _macros(name: str, call: _Call, dots: bool, adds: bool = False) -> tuple[tuple[str, Any], ...]:
+    """Of a kernel; `dots`: with those of locations and weights, `adds`: with additions to float32 sums."""
+    spec, sizes = call.spec, call.sizes
     macros = dict(
-        VALUE_TYPE=_TYPES[work.inputs.value.dtype],
-        POINT_TYPE=_TYPES[work.inputs.locations.dtype],
+        VALUE_TYPE=_TYPES[call.value_dtype],
+        POINT_TYPE=_TYPES[call.point_dtype],
         HEADS=sizes.heads,
         CHANNELS=sizes.channels,
         LEVELS=len(sizes.points),
         POINTS=",".join(map(str, sizes.points)),
         BORDER=int(spec.border),
         ALIGNED=int(spec.align_corners),
-        DOTS=int(work.dots),
+        DOTS=int(dots),
         ADD=int(adds),
         LANE_ELEMENTS=sizes.channels // sizes.lanes(adds or name in plan.SUMMING),
     )

@@ -11,10 +11,12 @@ from retrograd.ops.msda import plan as plans
 from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
 from retrograd.ops.msda.plan import OrderedPlan, SamplePlan
 from retrograd.ops.msda.shapes import tensor_of
+from retrograd.ops.msda.slots import Slot
 from retrograd.ops.msda.triton.backward import msda_bwd_kernel
 from retrograd.ops.msda.triton.backward_ordered import msda_bwd_kernel_cells, msda_bwd_kernel_ordered
 from retrograd.ops.msda.triton.forward import msda_fwd_kernel
 from retrograd.ops.msda.triton.sampling import MAX_SIZES
+from retrograd.runtime.cpp.recipe import Buffer, Recipe, driver_call
 from retrograd.runtime.triton.gpu import ceil_div
 from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
@@ -93,14 +95,8 @@ def msda_bwd(
         grad_value = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
     grad_locations = locations.new_empty(locations.shape) if needed.locations else None
     grad_weights = weights.new_empty(weights.shape) if needed.weights else None
-    added = None if spec.deterministic else grad_value
-    reads = needed.locations or needed.weights
-    if added is not None and reads and value.element_size() < 4:
-        # A thread would have eight channels of a corner but add four at once: their threads differ.
-        _scatter(call, MsdaGrads(added))
-        added = None
-    if added is not None or reads:
-        _scatter(call, MsdaGrads(added, grad_locations, grad_weights))
+    for grads in _in_turn(MsdaGrads(None if spec.deterministic else grad_value, grad_locations, grad_weights), value):
+        _scatter(call, grads)
     return MsdaGrads(None if grad_value is None else grad_value.to(value.dtype), grad_locations, grad_weights)
 
 
@@ -114,6 +110,15 @@ class _BackwardInputs(NamedTuple):
     locations: torch.Tensor
     weights: torch.Tensor
     spec: MsdaSpec
+
+
+def _in_turn(grads: MsdaGrads, value: torch.Tensor) -> tuple[MsdaGrads, ...]:
+    """The gradients that one launch of `_scatter` fills, and the next one."""
+    reads = grads.locations is not None or grads.weights is not None
+    if grads.value is not None and reads and value.element_size() < 4:
+        # A thread would have eight channels of a corner but add four at once: their threads differ.
+        return MsdaGrads(grads.value), grads._replace(value=None)
+    return (grads,) if grads.value is not None or reads else ()
 
 
 def _scatter(call: _BackwardInputs, grads: MsdaGrads) -> None:
@@ -233,4 +238,42 @@ def _key(tensors: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...], spec:
     """All that a launch depends on; None if it has to go through Triton."""
     if tensors[0] is None or not relaunchable(*tensors):
         return None
-    return (tensors[0].device.index, sizes, spec, *(None if t is None else (t.dtype, t.shape) for t in tensors))
+    return _key_on(tensors[0].device, tensors, sizes, spec)
+
+
+def _key_on(device: torch.device, tensors: tuple[torch.Tensor | None, ...], sizes: Any, spec: MsdaSpec) -> Any:
+    return (device.index, sizes, spec, *(None if t is None else (t.dtype, t.shape) for t in tensors))
+
+
+# Of the kernels' first arguments.
+_FORWARD_SLOTS = (Slot.VALUE, Slot.SHAPES, Slot.REFERENCES, Slot.LOCATIONS, Slot.WEIGHTS, Slot.OUT)
+_BACKWARD_SLOTS = (
+    *(Slot.GRAD_OUT, Slot.VALUE, Slot.SHAPES, Slot.LOCATIONS, Slot.WEIGHTS),
+    *(Slot.GRAD_VALUE, Slot.GRAD_LOCATIONS, Slot.GRAD_WEIGHTS),
+)
+
+
+def recipe(inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads | None = None) -> Recipe | None:
+    """The launches of `msda_fwd`, or of `msda_bwd` for what is `needed`, where they are kept.
+
+    None where they are not, or where the call does more than launch: makes a table of levels, sorts.
+    """
+    value, levels, locations, weights, references = inputs
+    shapes, sizes = _sizes(levels, value)
+    if shapes is not levels.shapes or (needed is not None and needed.value and spec.deterministic):
+        return None
+    out = torch.empty((*locations.shape[:3], value.shape[3]), dtype=value.dtype, device="meta")
+    slots, buffers = _FORWARD_SLOTS, ()
+    if needed is None:
+        launches = [(value, shapes, references, locations, weights, out)]
+    else:
+        slots = _BACKWARD_SLOTS
+        added = torch.empty(value.shape, dtype=torch.float32, device="meta") if needed.value else None
+        buffers = (Buffer(Slot.GRAD_VALUE, torch.float32, value.shape, zeros=True),) if needed.value else ()
+        grads = MsdaGrads(added, locations if needed.locations else None, weights if needed.weights else None)
+        read = (out, value, shapes, locations, weights)  # grad_out is like out
+        launches = [(*read, *some[:3]) for some in _in_turn(grads, value)]
+    kept = [_LAUNCHES.get(_key_on(value.device, tensors, sizes, spec)) for tensors in launches]
+    calls = [None if each is None else driver_call(each[0], slots, each[1]) for each in kept]
+    known = tuple(call for call in calls if call is not None)
+    return Recipe(known, buffers) if len(known) == len(calls) else None

@@ -1,234 +1,13 @@
-// The eager path of the norms without Python: autograd node, allocations and launches of kernels that Triton has
-// compiled. Knows no formula: what is launched with which arguments is told by recipes.py, in the order used here.
-//
-// Fits torch 2.11 to 2.13. No CUDA headers: the three driver functions are looked up in libcuda.so.1.
+// The eager norms: their arguments, autograd node and results. What is launched with which arguments is told by
+// recipes.py, in the order used here.
 
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/saved_variable.h>
+#include "host.hpp"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/SequenceNumber.h>
 #include <ATen/TensorUtils.h>
-#include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <dlfcn.h>
-
-#include <array>
-#include <cstring>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <shared_mutex>
-#include <string>
-#include <unordered_map>
-#include <vector>
 
 namespace {
 
-using at::ScalarType;
-using at::Tensor;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
-using NodePtr = decltype(std::declval<Node&>().getptr());
-using Shape = c10::SmallVector<int64_t, 5>;
-
-// ---- What is launched ----------------------------------------------------------------------------------------------
-
-struct Param {
-  int slot;        // which tensor's address is passed; -1: the value
-  uint64_t value;  // the argument's bytes, the lowest first
-};
-
-struct Launch {
-  void* function = nullptr;
-  unsigned grid[3] = {0, 0, 0};
-  unsigned threads = 0;
-  unsigned shared = 0;
-  std::vector<Param> params;
-  bool pdl = false;  // begins while the kernel ahead of it ends
-};
-
-struct Recipe {
-  Launch rows;      // the norm, or its gradient
-  Launch finalize;  // adds up the parts; no function where there are none
-  int64_t parts = 0;
-};
-
-// Numbers that say what a recipe was recorded for; recipes.py writes the same ones.
-struct Key {
-  static constexpr int kMost = 32;
-  int length = 0;
-  std::array<int64_t, kMost> words;
-
-  void add(int64_t word) { words[length++] = word; }
-  void add_bits(double number) {
-    int64_t bits;
-    std::memcpy(&bits, &number, sizeof bits);
-    add(bits);
-  }
-  bool operator==(const Key& other) const {
-    return length == other.length && std::memcmp(words.data(), other.words.data(), length * sizeof(int64_t)) == 0;
-  }
-};
-
-struct Hash {
-  size_t operator()(const Key& key) const {
-    uint64_t mixed = key.length;
-    for (int i = 0; i < key.length; ++i) {
-      mixed = (mixed ^ static_cast<uint64_t>(key.words[i])) * 0x9E3779B97F4A7C15ull;
-      mixed ^= mixed >> 29;
-    }
-    return mixed;
-  }
-};
-
-class Recipes {
- public:
-  std::shared_ptr<const Recipe> find(const Key& key) const {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
-    auto found = held_.find(key);
-    return found == held_.end() ? nullptr : found->second;
-  }
-  void add(const Key& key, Recipe recipe) {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
-    if (held_.size() >= 4096) held_.clear();
-    held_[key] = std::make_shared<const Recipe>(std::move(recipe));
-  }
-  void clear() {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
-    held_.clear();
-  }
-
- private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<Key, std::shared_ptr<const Recipe>, Hash> held_;
-};
-
-// ---- The driver ----------------------------------------------------------------------------------------------------
-
-// As in cuda.h of CUDA 12.0, which later versions only add to.
-struct LaunchAttribute {
-  int id;
-  char pad[4];
-  unsigned value[16];  // a union of 64 bytes
-};
-struct LaunchConfig {
-  unsigned grid[3], block[3], shared;
-  void* stream;
-  LaunchAttribute* attributes;
-  unsigned attribute_count;
-};
-constexpr int kProgrammaticStreamSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-using LaunchFn = int (*)(const LaunchConfig* config, void* function, void** params, void** extra);
-using ContextFn = int (*)(void** context);
-using RetainFn = int (*)(void** context, int device);
-using SetFn = int (*)(void* context);
-using StreamFn = void* (*)(const c10::Stream* stream);
-
-// c10::Stream::native_handle, from torch 2.11 or 2.12 on.
-template <class S, class = void>
-struct Handles {
-  static constexpr bool known = false;
-  static void* of(const S*) { return nullptr; }
-};
-template <class S>
-struct Handles<S, std::void_t<decltype(std::declval<const S&>().native_handle())>> {
-  static constexpr bool known = true;
-  static void* of(const S* stream) { return stream->native_handle(); }
-};
-
-struct State {
-  c10::DeviceType device_type = c10::kCUDA;
-  uint64_t allowed_keys = 0;
-  LaunchFn launch = nullptr;
-  ContextFn context = nullptr;
-  RetainFn retain = nullptr;
-  SetFn set_context = nullptr;
-  StreamFn stream = nullptr;
-  PyObject* fallback = nullptr;  // a backward that no recipe fits
-  PyObject* knobs = nullptr;     // triton.knobs.runtime
-  PyObject* hook_name = nullptr;
-  PyObject* calls_name = nullptr;
-  PyObject* triton = nullptr;  // Impl.TRITON
-  bool by_default = false;     // whether impl=None chooses it
-  std::string refusal;
-  Recipes forward, backward;
-};
-
-// Never destroyed: threads of the autograd engine may outlive static objects.
-State& state() {
-  static State* made = new State;
-  return *made;
-}
-
-void launch(const Launch& what, uint64_t* slots, c10::Device device) {
-  State& held = state();
-  void* stream = nullptr;
-  if (held.stream != nullptr) {
-    const c10::Stream current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    stream = held.stream(&current);
-  }
-  if (held.context != nullptr) {
-    // A thread of the engine has no context before its first call of the runtime.
-    void* context = nullptr;
-    held.context(&context);
-    if (context == nullptr && held.retain(&context, device.index()) == 0) held.set_context(context);
-  }
-  constexpr size_t kMost = 64;
-  void* params[kMost + 2];
-  uint64_t scratch = 0;
-  size_t count = 0;
-  for (const Param& param : what.params) {
-    params[count++] = param.slot < 0 ? const_cast<uint64_t*>(&param.value) : &slots[param.slot];
-  }
-  params[count++] = &scratch;  // Triton's global scratch
-  params[count++] = &scratch;  // and its profiler's
-  LaunchAttribute attribute = {kProgrammaticStreamSerialization, {}, {1}};
-  const LaunchConfig config = {
-      {what.grid[0], what.grid[1], what.grid[2]}, {what.threads, 1, 1}, what.shared, stream, &attribute, what.pdl};
-  const int code = held.launch(&config, what.function, params, nullptr);
-  if (code != 0) {
-    throw std::runtime_error("a kernel of retrograd was not launched: CUDA driver error " + std::to_string(code));
-  }
-}
-
 // ---- What tensors have to be like ----------------------------------------------------------------------------------
-
-uint64_t keys_of(c10::DeviceType type) {
-  using K = c10::DispatchKey;
-  const bool cuda = type == c10::kCUDA;
-  return (c10::DispatchKeySet(cuda ? K::CUDA : K::CPU) | c10::DispatchKeySet(cuda ? K::AutogradCUDA : K::AutogradCPU) |
-          c10::DispatchKeySet(cuda ? K::AutocastCUDA : K::AutocastCPU) | c10::DispatchKeySet(K::ADInplaceOrView))
-      .raw_repr();
-}
-
-// Nobody watches operators in this thread: no mode, no functorch, no tracing.
-bool unwatched() {
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  return (local.included_.raw_repr() & ~c10::default_included_set.raw_repr()) == 0 &&
-         !at::impl::torch_function_mode_enabled();
-}
-
-// A dense tensor that is nothing more: no subclass, no lazy conjugate, no batch, no tangent. Its address joins `all`.
-bool plain(const Tensor& t, c10::Device device, uint64_t& all) {
-  if ((t.key_set().raw_repr() & ~state().allowed_keys) != 0 || t.device() != device || t._fw_grad(0).defined()) {
-    return false;
-  }
-  const auto address = reinterpret_cast<uint64_t>(t.const_data_ptr());
-  all |= address;
-  return address != 0;
-}
-
-int64_t head(ScalarType dtype, int64_t dims) { return ((static_cast<int64_t>(dtype) + 1) << 8) | dims; }
 
 // [..., N] as Tensor.flatten(0, -2) makes it [M, N]; false where that copies.
 bool add_rows(Key& key, const Tensor& t) {
@@ -278,34 +57,6 @@ bool vector_fits(const Tensor& vector, const Tensor& x) {
   if (!vector.defined()) return true;
   if (vector.dim() == 1) return vector.size(0) == x.sizes().back();
   return vector.dim() == 2 && x.dim() > 2 && vector.sizes() == x.sizes().slice(x.dim() - 2);
-}
-
-uint64_t address(const Tensor& t) { return t.defined() ? reinterpret_cast<uint64_t>(t.const_data_ptr()) : 0; }
-
-Tensor make(at::IntArrayRef shape, ScalarType dtype, c10::Device device) {
-  return at::empty(shape, at::TensorOptions(dtype).device(device));
-}
-
-// ---- Threads and references ----------------------------------------------------------------------------------------
-
-struct WithoutGil {
-  PyThreadState* saved = PyEval_SaveThread();
-  ~WithoutGil() { PyEval_RestoreThread(saved); }
-};
-
-struct WithGil {
-  PyGILState_STATE saved = PyGILState_Ensure();
-  ~WithGil() { PyGILState_Release(saved); }
-};
-
-// Nodes are shared pointers before torch 2.13, intrusive ones from then on.
-template <class T>
-auto make_node() {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
-    return c10::make_intrusive<T>();
-  } else {
-    return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
-  }
 }
 
 // ---- The nodes -----------------------------------------------------------------------------------------------------
@@ -366,7 +117,7 @@ struct NormBackward final : Node {
       } else {
         saved = unpack();
         results = launched(grad_y, grad_s, saved);
-        if (results.empty()) results = by_python(grad_y, grad_s, saved);
+        if (results.empty()) results = in_python(grad_y, grad_s, saved);
       }
     }
     return again ? guarded(std::move(results), grad_y, grad_s, saved) : results;
@@ -422,67 +173,45 @@ struct NormBackward final : Node {
     const auto recipe = state().backward.find(key);
     if (recipe == nullptr) return {};
     c10::OptionalDeviceGuard guard(device);
-    return run(*recipe, grad_y, grad_s, saved, n);
+    return run(*recipe, grad_y, grad_s, saved);
   }
 
-  variable_list run(const Recipe& recipe, const Tensor& grad_y, const Tensor& grad_s, const Saved& saved,
-                    int64_t n) const {
+  variable_list run(const Recipe& recipe, const Tensor& grad_y, const Tensor& grad_s, const Saved& saved) const {
     variable_list results(4);
     const bool shared = wanted(kResidual) >= 0 && wanted(kResidual) == wanted(kX);
-    Tensor own_residual, parts[2];
+    Tensor own_residual;
     if (needs(kX)) results[kX] = make(shape, static_cast<ScalarType>(dtypes[kX]), device);
     if (needs(kResidual) && !shared) {
       own_residual = make(shape, static_cast<ScalarType>(dtypes[kResidual]), device);
     }
     results[kResidual] = shared ? results[kX] : own_residual;
-    for (int i : {0, 1}) {
-      if (needs(kWeight + i)) parts[i] = make({recipe.parts, heads * n}, at::kFloat, device);
+    Tensor parts[2];  // sums that the last launch adds up
+    uint64_t slots[] = {address(grad_y),     address(saved.s), address(saved.weight), address(saved.mean),
+                        address(saved.rstd), address(grad_s),  address(results[kX]),  address(own_residual),
+                        0, 0, 0, 0};
+    for (size_t i = 0; i < recipe.buffers.size(); ++i) {
+      parts[i] = make(recipe.buffers[i], device);
+      slots[recipe.buffers[i].slot] = address(parts[i]);
     }
-    uint64_t slots[] = {address(grad_y),      address(saved.s), address(saved.weight), address(saved.mean),
-                        address(saved.rstd),  address(grad_s),  address(results[kX]),  address(own_residual),
-                        address(parts[0]),    address(parts[1])};
-    launch(recipe.rows, slots, device);
-    if (recipe.finalize.function != nullptr) {
-      for (int i : {0, 1}) {
-        if (parts[i].defined()) {
-          results[kWeight + i] = make(vector_shape, static_cast<ScalarType>(dtypes[kWeight + i]), device);
-        }
-      }
-      uint64_t sums[] = {address(parts[0]), address(parts[1]), address(results[kWeight]), address(results[kBias])};
-      launch(recipe.finalize, sums, device);
+    launch(recipe.launches[0], slots, device);
+    if (recipe.launches.size() == 1) return results;
+    for (int input : {kWeight, kBias}) {
+      if (!needs(input)) continue;
+      results[input] = make(vector_shape, static_cast<ScalarType>(dtypes[input]), device);
+      slots[9 + input] = address(results[input]);  // 10 and 11
     }
+    launch(recipe.launches[1], slots, device);
     return results;
   }
 
-  variable_list by_python(const Tensor& grad_y, const Tensor& grad_s, const Saved& saved) const {
+  variable_list in_python(const Tensor& grad_y, const Tensor& grad_s, const Saved& saved) const {
     WithGil gil;
-    auto wrap = [](const Tensor& t) { return py::reinterpret_steal<py::object>(THPVariable_Wrap(t)); };
-    auto sizes = [](const Shape& from) {
-      py::tuple made(from.size());
-      for (size_t i = 0; i < from.size(); ++i) made[i] = from[i];
-      return made;
-    };
-    py::tuple results;
-    try {
-      results = py::reinterpret_borrow<py::object>(state().fallback)(
-          py::make_tuple(wrap(grad_y), wrap(grad_s)),
-          py::make_tuple(wrap(saved.s), wrap(saved.weight), wrap(saved.mean), wrap(saved.rstd)),
-          py::make_tuple(needs(0), needs(1), needs(2), needs(3)),
-          py::make_tuple(dtypes[0], dtypes[1], dtypes[2], dtypes[3]), sizes(shape),
-          has_vector ? py::object(sizes(vector_shape)) : py::object(py::none()), heads,
-          py::make_tuple(spec.centered, spec.eps, spec.offset, spec.parts));
-    } catch (py::error_already_set& error) {
-      error.restore();
-      python_error raised;
-      raised.persist();
-      throw std::move(raised);
-    }
-    variable_list grads(4);
-    for (size_t i = 0; i < 4; ++i) {
-      PyObject* grad = PyTuple_GetItem(results.ptr(), static_cast<Py_ssize_t>(i));
-      if (grad != nullptr && grad != Py_None) grads[i] = THPVariable_Unpack(grad);
-    }
-    return grads;
+    return by_python(py::make_tuple(wrapped(grad_y), wrapped(grad_s)),
+                     py::make_tuple(wrapped(saved.s), wrapped(saved.weight), wrapped(saved.mean), wrapped(saved.rstd)),
+                     py::make_tuple(needs(0), needs(1), needs(2), needs(3)),
+                     py::make_tuple(dtypes[0], dtypes[1], dtypes[2], dtypes[3]), numbers(shape),
+                     has_vector ? py::object(numbers(vector_shape)) : py::object(py::none()), heads,
+                     py::make_tuple(spec.centered, spec.eps, spec.offset, spec.parts));
   }
 
   // create_graph=True: the gradients are handed out behind a node that says why it cannot go on.
@@ -532,7 +261,7 @@ Results forward(const Call& call, const Recipe& recipe) {
   }
   uint64_t slots[] = {address(call.x), address(call.residual), address(call.weight), address(call.bias),
                       address(made.y), address(made.s),        address(made.mean),   address(made.rstd)};
-  launch(recipe.rows, slots, call.device);
+  launch(recipe.launches[0], slots, call.device);
   return made;
 }
 
@@ -566,47 +295,6 @@ void connect(const Call& call, Results& made) {
   node->rstd = SavedVariable(made.rstd, false);
 }
 
-bool hooked() {
-  State& held = state();
-  if (held.knobs == nullptr) return false;
-  auto hook = py::reinterpret_steal<py::object>(PyObject_GetAttr(held.knobs, held.hook_name));
-  if (!hook) throw python_error();
-  if (hook.is_none()) return false;
-  // From Triton 3.6 on a chain of hooks that may be empty.
-  auto calls = py::reinterpret_steal<py::object>(PyObject_GetAttr(hook.ptr(), held.calls_name));
-  if (!calls) {
-    PyErr_Clear();
-    return true;
-  }
-  const int some = PyObject_IsTrue(calls.ptr());
-  if (some < 0) throw python_error();
-  return some != 0;
-}
-
-bool read_tensor(PyObject* given, const Tensor*& tensor) {
-  static const Tensor* none = new Tensor;
-  if (given == Py_None) {
-    tensor = none;
-    return true;
-  }
-  if (!THPVariable_CheckExact(given)) return false;
-  tensor = &THPVariable_Unpack(given);
-  return true;
-}
-
-bool read_dtype(PyObject* given, std::optional<ScalarType>& dtype) {
-  if (given == Py_None) return true;
-  if (!THPDtype_Check(given)) return false;
-  dtype = reinterpret_cast<THPDtype*>(given)->scalar_type;
-  return true;
-}
-
-bool is_triton(PyObject* impl) {
-  if (impl == Py_None) return state().by_default;
-  if (impl == state().triton) return true;
-  return PyUnicode_CheckExact(impl) && PyUnicode_CompareWithASCIIString(impl, "triton") == 0;
-}
-
 bool read_parts(PyObject* given, int64_t& parts) {
   parts = -1;
   if (given == Py_None) return true;
@@ -619,8 +307,6 @@ bool read_parts(PyObject* given, int64_t& parts) {
 enum Argument { X, WEIGHT, BIAS, RESIDUAL, EPS, PRENORM, RESIDUAL_DTYPE, OUT_DTYPE, OFFSET, DETERMINISTIC, PARTS,
                 ACCUMULATE, IMPL, CENTERED, ARGUMENTS };
 
-PyObject* not_implemented() { return Py_NewRef(Py_NotImplemented); }
-
 PyObject* apply(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == ARGUMENTS, "apply takes ", static_cast<int>(ARGUMENTS), " arguments, got ", count);
@@ -632,11 +318,10 @@ PyObject* apply(PyObject*, PyObject* const* args, Py_ssize_t count) {
       !read_dtype(args[RESIDUAL_DTYPE], residual_dtype) || !read_dtype(args[OUT_DTYPE], out_dtype) ||
       !read_parts(args[PARTS], spec.parts) || !PyFloat_CheckExact(args[EPS]) || !PyFloat_CheckExact(args[OFFSET]) ||
       args[DETERMINISTIC] != Py_True || args[ACCUMULATE] != Py_False || !PyBool_Check(args[PRENORM]) ||
-      !is_triton(args[IMPL]) || x->device().type() != state().device_type || x->dim() == 0 || !unwatched()) {
+      read_impl(args[IMPL]) < 0 || x->dim() == 0 || !unwatched() || !is_current(x->device())) {
     return not_implemented();
   }
   const c10::Device device = x->device();
-  if (device.is_cuda() && c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice() != device) return not_implemented();
   uint64_t all = 0;
   for (const Tensor* t : {x, weight, bias, residual}) {
     if (t->defined() && !plain(*t, device, all)) return not_implemented();
@@ -688,131 +373,7 @@ PyObject* apply(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// ---- What recipes.py calls -----------------------------------------------------------------------------------------
-
-Key read_key(py::handle given) {
-  Key key;
-  for (py::handle word : given) {
-    TORCH_CHECK(key.length < Key::kMost, "a key has at most ", Key::kMost, " words");
-    key.add(word.cast<int64_t>());
-  }
-  return key;
-}
-
-Launch read_launch(py::handle given) {
-  const auto fields = given.cast<py::tuple>();
-  Launch made;
-  made.function = reinterpret_cast<void*>(fields[0].cast<uint64_t>());
-  const auto grid = fields[1].cast<py::tuple>();
-  for (size_t i = 0; i < 3; ++i) made.grid[i] = grid[i].cast<unsigned>();
-  made.threads = fields[2].cast<unsigned>();
-  made.shared = fields[3].cast<unsigned>();
-  for (py::handle param : fields[4]) {
-    const auto pair = param.cast<py::tuple>();
-    made.params.push_back({pair[0].cast<int>(), pair[1].cast<uint64_t>()});
-  }
-  TORCH_CHECK(made.params.size() <= 64, "a kernel has at most 64 arguments here");
-  made.pdl = fields[5].cast<bool>();
-  return made;
-}
-
-PyObject* add(PyObject*, PyObject* args) {  // (is_backward, key, rows, finalize or None, parts)
-  HANDLE_TH_ERRORS
-  const auto given = py::reinterpret_borrow<py::tuple>(args);
-  Recipe recipe;
-  recipe.rows = read_launch(given[2]);
-  if (!given[3].is_none()) recipe.finalize = read_launch(given[3]);
-  recipe.parts = given[4].cast<int64_t>();
-  Recipes& into = given[0].cast<bool>() ? state().backward : state().forward;
-  into.add(read_key(given[1]), std::move(recipe));
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* clear(PyObject*, PyObject*) {
-  state().forward.clear();
-  state().backward.clear();
-  Py_RETURN_NONE;
-}
-
-PyObject* dtype_code(PyObject*, PyObject* dtype) {
-  HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "expected a torch.dtype");
-  return PyLong_FromLong(static_cast<long>(reinterpret_cast<THPDtype*>(dtype)->scalar_type));
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* tell(PyObject*, PyObject* args) {  // (fallback, knobs or None, Impl.TRITON, is default, message)
-  HANDLE_TH_ERRORS
-  PyObject *fallback, *knobs, *triton;
-  int by_default;
-  const char* message;
-  if (!PyArg_ParseTuple(args, "OOOps", &fallback, &knobs, &triton, &by_default, &message)) return nullptr;
-  State& held = state();
-  held.fallback = Py_NewRef(fallback);
-  held.knobs = knobs == Py_None ? nullptr : Py_NewRef(knobs);
-  held.triton = Py_NewRef(triton);
-  held.by_default = by_default != 0;
-  held.hook_name = PyUnicode_InternFromString("launch_enter_hook");
-  held.calls_name = PyUnicode_InternFromString("calls");
-  held.refusal = message;
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-// Launch on the GPU; returns why that is not possible, or None.
-PyObject* use_cuda(PyObject*, PyObject*) {
-  HANDLE_TH_ERRORS
-  State& held = state();
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
-  if (driver == nullptr) return PyUnicode_FromString("libcuda.so.1 does not load");
-  held.launch = reinterpret_cast<LaunchFn>(dlsym(driver, "cuLaunchKernelEx"));
-  held.context = reinterpret_cast<ContextFn>(dlsym(driver, "cuCtxGetCurrent"));
-  held.retain = reinterpret_cast<RetainFn>(dlsym(driver, "cuDevicePrimaryCtxRetain"));
-  held.set_context = reinterpret_cast<SetFn>(dlsym(driver, "cuCtxSetCurrent"));
-  if (!held.launch || !held.context || !held.retain || !held.set_context) {
-    return PyUnicode_FromString(
-        "libcuda.so.1 lacks cuLaunchKernelEx, cuCtxGetCurrent, cuDevicePrimaryCtxRetain or cuCtxSetCurrent");
-  }
-  if (Handles<c10::Stream>::known) {
-    held.stream = &Handles<c10::Stream>::of;
-  } else {
-    // c10::cuda::CUDAStream holds a c10::Stream and nothing else; this is its stream() const.
-    void* library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    if (library != nullptr) {
-      held.stream = reinterpret_cast<StreamFn>(dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv"));
-    }
-    if (held.stream == nullptr) return PyUnicode_FromString("this torch does not tell the handle of a stream");
-  }
-  held.device_type = c10::kCUDA;
-  held.allowed_keys = keys_of(c10::kCUDA);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-// For tests: tensors on the CPU, and a function of the caller's in place of cuLaunchKernelEx.
-PyObject* use_cpu(PyObject*, PyObject* address) {
-  HANDLE_TH_ERRORS
-  State& held = state();
-  held.launch = reinterpret_cast<LaunchFn>(PyLong_AsUnsignedLongLong(address));
-  held.context = nullptr;
-  held.stream = nullptr;
-  held.device_type = c10::kCPU;
-  held.allowed_keys = keys_of(c10::kCPU);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyMethodDef methods[] = {
-    {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(apply)), METH_FASTCALL, nullptr},
-    {"add", add, METH_VARARGS, nullptr},
-    {"clear", clear, METH_NOARGS, nullptr},
-    {"dtype_code", dtype_code, METH_O, nullptr},
-    {"tell", tell, METH_VARARGS, nullptr},
-    {"use_cuda", use_cuda, METH_NOARGS, nullptr},
-    {"use_cpu", use_cpu, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+PyMethodDef methods[] = {RETROGRAD_METHODS};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "retrograd_norm_host", nullptr, -1, methods, nullptr, nullptr,
                           nullptr,               nullptr};

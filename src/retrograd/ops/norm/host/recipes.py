@@ -1,4 +1,4 @@
-"""Recipes: kept launches as C++ takes them, when they fit and what they pass to the driver.
+"""Recipes of the norms: kept launches as C++ takes them, and when they fit.
 
 A key becomes numbers in the order of its fields, which is that of host.cpp.
 """
@@ -6,10 +6,10 @@ A key becomes numbers in the order of its fields, which is that of host.cpp.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,30 +20,12 @@ from retrograd.ops.norm.dispatch import FAMILY, functions
 from retrograd.ops.norm.launch_cache import BackwardKey, CompiledLaunch, ForwardKey, KeptBackward, Layout
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
+from retrograd.runtime.cpp.recipe import Buffer, Recipe, driver_call, key_bytes
 
-FORWARD_TENSORS, BACKWARD_TENSORS, FINALIZER_TENSORS = 8, 10, 4
+# Slots of tensors in the order of the kernels' arguments; those of the kernel that adds up parts begin at the parts.
+FORWARD_SLOTS, BACKWARD_SLOTS, FINALIZER_SLOTS = range(8), range(10), range(8, 12)
+_WEIGHT_PARTS, _BIAS_PARTS = FINALIZER_SLOTS[:2]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
-
-
-class DriverCall(NamedTuple):
-    """What a launch passes to the CUDA driver; host.cpp reads the fields in this order."""
-
-    function: int  # the driver's handle of the kernel
-    grid: tuple[int, int, int]  # programs
-    threads: int  # of a program
-    shared_bytes: int  # of shared memory
-    parameters: tuple[tuple[int, int], ...]  # (position of a tensor, 0) or (-1, value)
-    pdl: bool  # whether it begins while the kernel ahead of it ends
-
-
-class Recipe(NamedTuple):
-    """A kept launch; host.cpp reads the fields in this order."""
-
-    key: tuple[int, ...]  # the numbers of its key
-    rows: DriverCall  # the kernel over the rows
-    finalizer: DriverCall | None = None  # the kernel that adds up partial sums, if any
-    parts: int = 0  # how many of them
 
 
 def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
@@ -57,14 +39,16 @@ def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
 
     codes = {dtype: module.dtype_code(dtype) for dtype in _DTYPES}
     fallback = partial(by_python, backward or functions(Impl.TRITON)[1], {code: dtype for dtype, code in codes.items()})
-    default = FAMILY.choose(None, torch.bfloat16, torch.device("cuda", 0)) is Impl.TRITON
-    module.tell(fallback, knobs.runtime, Impl.TRITON, default, ONCE_ONLY)
+    impls: dict[Any, int] = {Impl.TRITON: 0, Impl.TRITON.value: 0}
+    if FAMILY.choose(None, torch.bfloat16, torch.device("cuda", 0)) is Impl.TRITON:
+        impls[None] = 0
+    module.tell(fallback, knobs.runtime, impls, ONCE_ONLY)
 
     def tell(key: Any, launch: Any) -> None:
         is_backward = isinstance(key, BackwardKey)
-        recipe = (backward_recipe if is_backward else forward_recipe)(key, launch, codes)
+        recipe = (backward_recipe if is_backward else forward_recipe)(key, launch)
         if recipe is not None:
-            module.add(is_backward, *recipe)
+            module.add(is_backward, key_bytes(key_numbers(key, codes)), *recipe)
 
     launch_cache.on_keep = tell
     for cache in (launch_cache.FORWARD, launch_cache.BACKWARD):
@@ -77,22 +61,26 @@ def disconnect() -> None:
     launch_cache.on_keep = None
 
 
-def forward_recipe(key: ForwardKey, launch: CompiledLaunch, codes: dict[Any, int]) -> Recipe | None:
+def forward_recipe(key: ForwardKey, launch: CompiledLaunch) -> Recipe | None:
     """None where the launch stays in Python."""
-    call = driver_call(launch.handle, FORWARD_TENSORS, launch.rest)
-    return None if call is None or not key.spec.deterministic else Recipe(key_numbers(key, codes), call)
+    call = driver_call(launch.handle, FORWARD_SLOTS, launch.rest)
+    return None if call is None or not key.spec.deterministic else Recipe((call,))
 
 
-def backward_recipe(key: BackwardKey, launch: KeptBackward, codes: dict[Any, int]) -> Recipe | None:
+def backward_recipe(key: BackwardKey, launch: KeptBackward) -> Recipe | None:
     """None where the launch stays in Python."""
     if not key.spec.deterministic or key.into_weight is not None or key.into_bias is not None:
         return None
-    rows, finalizer = driver_call(launch.handle, BACKWARD_TENSORS, launch.rest), None
+    calls = [driver_call(launch.handle, BACKWARD_SLOTS, launch.rest)]
     if launch.finalizer is not None:
-        finalizer = driver_call(launch.finalizer.handle, FINALIZER_TENSORS, launch.finalizer.rest)
-        if finalizer is None or launch.parts < 1:
-            return None
-    return None if rows is None else Recipe(key_numbers(key, codes), rows, finalizer, launch.parts)
+        calls.append(driver_call(launch.finalizer.handle, FINALIZER_SLOTS, launch.finalizer.rest))
+    known = tuple(call for call in calls if call is not None)
+    if len(known) < len(calls):
+        return None
+    assert key.s is not None
+    shape = (launch.parts, key.heads * key.s[1][1])
+    sums = ((_WEIGHT_PARTS, key.weight_dtype), (_BIAS_PARTS, key.bias_dtype))
+    return Recipe(known, tuple(Buffer(slot, torch.float32, shape) for slot, dtype in sums if dtype is not None))
 
 
 def key_numbers(key: ForwardKey | BackwardKey, codes: dict[Any, int]) -> tuple[int, ...]:
@@ -120,59 +108,6 @@ def _layout(layout: Layout | None, codes: dict[Any, int]) -> list[int]:
 def _spec(spec: NormSpec) -> tuple[int, int, int, int]:
     eps, offset = (struct.unpack("<q", struct.pack("<d", number))[0] for number in (spec.eps, spec.weight_offset))
     return int(spec.centered), eps, offset, -1 if spec.parts is None else spec.parts
-
-
-def driver_call(handle: Any, tensors: int, rest: Iterable[Any]) -> DriverCall | None:
-    """What a launch passes to the driver, its first `tensors` arguments being tensors; None for unusual launches.
-
-    Triton passes all arguments that are not constexprs, in their order; None and 1 are constexprs to it. Behind them
-    come two addresses of scratch memory, null unless a kernel asks for some.
-    """
-    compiled = getattr(handle, "compiled", None)
-    if compiled is None:
-        return None
-    warps, ctas, shared = handle.metadata
-    meta = compiled.metadata
-    from retrograd.compat.triton_relaunch import has_plain_arguments  # a kernel was launched, so Triton is there
-
-    if ctas != 1 or not has_plain_arguments(compiled):
-        return None
-    kinds = list(compiled.src.signature.values())
-    args = [*range(tensors), *rest]
-    if len(kinds) != len(args):
-        return None
-    params = []
-    for place, (kind, value) in enumerate(zip(kinds, args, strict=True)):
-        if kind == "constexpr":
-            continue
-        is_address = isinstance(kind, str) and kind.startswith("*")
-        if is_address != (place < tensors):
-            return None
-        bits = 0 if is_address else scalar_bits(kind, value)
-        if bits is None:
-            return None
-        params.append((place, 0) if is_address else (-1, bits))
-    return DriverCall(
-        function=handle.function,
-        grid=handle.grid,
-        threads=32 * warps,
-        shared_bytes=shared,
-        parameters=tuple(params),
-        pdl=bool(getattr(meta, "launch_pdl", False)),
-    )
-
-
-def scalar_bits(kind: Any, value: Any) -> int | None:
-    """The bytes of a number as Triton's type `kind`, lowest first, in 64 bits; None for other types."""
-    if not isinstance(kind, str):
-        return None
-    if kind in _FLOATS:
-        return int.from_bytes(struct.pack(_FLOATS[kind], value), "little")
-    if kind == "bf16":
-        return int.from_bytes(struct.pack("<f", value), "little") >> 16
-    if kind[0] in "iu" and kind[1:].isdigit() and int(kind[1:]) <= 64:
-        return int(value) & (2**64 - 1)
-    return None
 
 
 def by_python(

@@ -1,10 +1,11 @@
-"""Hold what C++ passes to the driver to what Triton passes: run by test_host.py, as Triton must not interpret here.
+"""Hold what C++ passes to the driver to what Triton passes: run by tests of C++ paths, where Triton must not interpret.
 
 A library of our own stands for libcuda.so.1, so that Triton's own launcher runs without a GPU: kernels are compiled for
-sm_90, loaded nowhere and launched into a function that writes down what it is handed. The first call of a norm goes
-through Triton, the second through C++; both lists have to be the same but for the addresses of results.
+sm_90, loaded nowhere and launched into a function that writes down what it is handed. The first call of an op goes
+through Triton, the second of a norm or the third of deformable attention through C++; both lists have to be the same
+but for the addresses of results.
 
-    python host_driver.py FOLDER LIBRARY    a folder for the stand-in, the built extension
+    python host_driver.py FOLDER norm|msda LIBRARY    a folder for the stand-in, whose built extension
 """
 
 from __future__ import annotations
@@ -71,9 +72,12 @@ from triton.backends.nvidia.driver import CudaLauncher, CudaUtils  # noqa: E402
 
 from retrograd import ops  # noqa: E402
 from retrograd.codegen import target_named  # noqa: E402
-from retrograd.ops.norm import host  # noqa: E402
-from retrograd.ops.norm.host import library as host_library  # noqa: E402
-from retrograd.ops.norm.host import recipes  # noqa: E402
+from retrograd.compat import triton_relaunch  # noqa: E402
+from retrograd.ops.msda import host as msda_host  # noqa: E402
+from retrograd.ops.msda.triton import backward as msda_backward  # noqa: E402
+from retrograd.ops.msda.triton import forward as msda_forward  # noqa: E402
+from retrograd.ops.msda.triton import launch as msda_launch  # noqa: E402
+from retrograd.ops.norm import host as norm_host  # noqa: E402
 from retrograd.ops.norm.triton import backward, backward_launch, forward, launch  # noqa: E402
 from retrograd.runtime.triton.planned_gpu import planning  # noqa: E402
 
@@ -83,7 +87,8 @@ SINK = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )  # fmt: skip
 KERNELS = (
-    forward.norm_fwd_kernel, forward.norm_fwd_kernel_looped, backward.norm_bwd_kernel, backward.norm_bwd_kernel_finalize
+    forward.norm_fwd_kernel, forward.norm_fwd_kernel_looped, backward.norm_bwd_kernel,
+    backward.norm_bwd_kernel_finalize, msda_forward.msda_fwd_kernel, msda_backward.msda_bwd_kernel,
 )  # fmt: skip
 launches: list[tuple[Any, ...]] = []
 
@@ -144,31 +149,33 @@ def sink(function: int, *rest: Any) -> int:
 
 
 # Addresses that are the same in both calls.
-FIXED = ("x", "residual", "weight", "bias", "x_ptr", "residual_ptr", "weight_ptr", "bias_ptr")
+NAMES = ("x", "residual", "weight", "bias", "value", "locations", "weights", "references", "shapes", "grad_out")
+FIXED = tuple(f"{name}{end}" for name in NAMES for end in ("", "_ptr"))
 keep_alive = SINK(sink)
 stub.set_sink(keep_alive)
 triton.runtime.driver.set_active(Driver())
 launch.relaunchable = lambda *tensors: all(t is None or t.data_ptr() % 16 == 0 for t in tensors)
+msda_launch.relaunchable = launch.relaunchable
 
 
 def refuse(*_: Any) -> None:
     raise AssertionError("the second call went through Python")
 
 
-launch.relaunch = backward_launch.relaunch = refuse
-module = host_library.load(Path(sys.argv[2]))
+host = {"norm": norm_host, "msda": msda_host}[sys.argv[2]]
+module = host.path.module = host.path.library.load(Path(sys.argv[3]))
 module.use_cpu(ctypes.cast(stub.cuLaunchKernelEx, ctypes.c_void_p).value)
-recipes.connect(module)
+host.recipes.connect(module)
 
 
-def compare(norm: str, shape: tuple[int, ...], dtype: torch.dtype, given: str, **options: Any) -> int:
+def compare_norm(norm: str, shape: tuple[int, ...], dtype: torch.dtype, given: str, **options: Any) -> int:
     """Both paths of one call, forward and backward; the number of launches."""
     vector = shape[-2:] if len(shape) > 2 else shape[-1:]
     sizes = {"x": shape, "weight": vector, "bias": vector, "residual": shape}
     args = {name: torch.randn(sizes[name]).to(dtype).requires_grad_() for name in ("x", *given.split())}
     grad, seen = torch.randn(shape).to(dtype), []
     for entry in (None, module.apply):
-        host.entry = entry
+        host.path.entry = entry
         launches.clear()
         out = getattr(ops, norm)(**args, impl="triton", **options)
         out = out[0] if isinstance(out, tuple) else out
@@ -181,11 +188,46 @@ def compare(norm: str, shape: tuple[int, ...], dtype: torch.dtype, given: str, *
     return len(seen[0])
 
 
+def compare_msda(dtype: torch.dtype, beside: torch.dtype, fused: bool = False, **options: Any) -> int:
+    """Likewise; the second call tells the launches of the backward."""
+    shapes, kind = [(7, 9), (5, 4)], dict(dtype=beside)
+    leaves = [torch.randn(2, 83, 3, 8, dtype=dtype), torch.rand(2, 11, 3, 2, 4, 2, **kind)]
+    leaves += [torch.rand(2, 11, 3, 8 if fused else 2, *([] if fused else [4]), **kind)]
+    leaves += [torch.rand(2, 11, 2, 4, **kind)] if fused else []
+    value, locations, weights, *references = [leaf.requires_grad_() for leaf in leaves]
+    op = ops.ms_deform_attn_fused if fused else ops.ms_deform_attn
+    grad, seen = torch.randn(2, 11, 3, 8, dtype=dtype), []
+    for entry in (None, module.apply, module.apply, module.apply):
+        host.path.entry = entry
+        if len(seen) == 3:
+            msda_launch.relaunch = refuse
+        launches.clear()
+        out = op(value, shapes, *references, locations, weights, impl="triton", **options)
+        if not fused:
+            torch.autograd.grad(out, [value, locations, weights], grad)
+        seen.append(list(launches))
+    msda_launch.relaunch = stock_relaunch
+    assert seen[0] == seen[3], "\n".join(map(str, (seen[0], seen[3])))
+    return len(seen[0])
+
+
+stock_relaunch = msda_launch.relaunch
+triton_relaunch.current_raw_stream = lambda _: 0
 with planning(target_named("sm_90")):
-    counts = (
-        compare("rms_norm", (64, 256), torch.bfloat16, "weight"),
-        compare("rms_norm", (3, 5, 100), torch.float32, "residual", eps=1e-3),
-        compare("layer_norm", (64, 4, 64), torch.float16, "weight bias residual", weight_offset=1.0, prenorm=True),
-        compare("layer_norm", (1, 72), torch.float32, "bias", out_dtype=torch.bfloat16, dw_parts=3),
-    )
+    if host is norm_host:
+        launch.relaunch = backward_launch.relaunch = refuse
+        counts = (
+            compare_norm("rms_norm", (64, 256), torch.bfloat16, "weight"),
+            compare_norm("rms_norm", (3, 5, 100), torch.float32, "residual", eps=1e-3),
+            compare_norm(
+                "layer_norm", (64, 4, 64), torch.float16, "weight bias residual", weight_offset=1.0, prenorm=True
+            ),
+            compare_norm("layer_norm", (1, 72), torch.float32, "bias", out_dtype=torch.bfloat16, dw_parts=3),
+        )
+    else:
+        counts = (
+            compare_msda(torch.float32, torch.float32),
+            compare_msda(torch.bfloat16, torch.float32, padding_mode="border", align_corners=True),
+            compare_msda(torch.float16, torch.float16, fused=True),
+        )
 sys.stdout.write(" ".join(map(str, counts)))
