@@ -4,7 +4,8 @@
 
 On a GPU. Microseconds of one thread, the median over rounds of the mean of a loop, with the least and the greatest
 round; in each round every contender has its loop, so that what the machine does meanwhile meets all of them. `floor`
-is what autograd takes for a node that does nothing. Exit code 0 whatever is measured.
+is what autograd takes for a node that does nothing; `on one thread` is without the hop to autograd's thread of the
+device (torch.autograd.set_multithreading_enabled). Exit code 0 whatever is measured.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def loops(contenders: dict[str, Call], rounds: int, calls: int) -> dict[str, lis
 
 def switched(host: Any, on: bool, call: Call) -> Call:
     """The call with or without the C++ path; switching takes part of a microsecond of a loop of hundreds."""
-    entry = host.path.entry
+    entry = host.path.module.apply
 
     def run() -> Any:
         host.path.entry = entry if on else None
@@ -123,7 +124,14 @@ def floor_cases() -> Iterator[tuple[str, dict[str, Call], int]]:
     grad = torch.randn(7, 8192, device="cuda")
     here = torch.randn(7, 8, requires_grad=True)
     grad_here = torch.randn(7, 8)
-    yield "a view, forward + backward", {"torch": both(lambda t: t.view_as(t), [x], [grad])}, 300
+    view = both(lambda t: t.view_as(t), [x], [grad])
+
+    def on_this_thread() -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return view()
+
+    yield "a view, forward + backward", {"torch": view}, 300
+    yield "a view, forward + backward on one thread", {"torch": on_this_thread}, 300
     yield "the same on the CPU", {"torch": both(lambda t: t.view_as(t), [here], [grad_here])}, 300
     yield "torch.empty on the GPU", {"torch": lambda: torch.empty((7, 8192), device="cuda")}, 300
 
@@ -144,7 +152,17 @@ def _case(
 
         return call
 
-    for label, wrap in (("forward", without_graph), ("forward + backward", lambda f: both(f, leaves, grads))):
+    def on_this_thread(forward: Callable[..., Any]) -> Call:
+        inner = both(forward, leaves, grads)
+
+        def call() -> Any:
+            with torch.autograd.set_multithreading_enabled(False):
+                return inner()
+
+        return call
+
+    ways = {"forward": without_graph, "forward + backward": lambda f: both(f, leaves, grads)}
+    for label, wrap in (ways | {"forward + backward on one thread": on_this_thread}).items():
         contenders = {"C++": switched(host, True, wrap(ours)), "Python": switched(host, False, wrap(ours))}
         yield f"{name}, {label}", contenders | {n: wrap(f) for n, f in others.items()}, calls
 
