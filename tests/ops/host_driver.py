@@ -149,7 +149,7 @@ def sink(function: int, *rest: Any) -> int:
 
 
 # Addresses that are the same in both calls.
-NAMES = ("x", "residual", "weight", "bias", "value", "locations", "weights", "references", "shapes", "grad_out")
+NAMES = ("x", "residual", "weight", "bias", "value", "locations", "weights", "references", "shapes")
 FIXED = tuple(f"{name}{end}" for name in NAMES for end in ("", "_ptr"))
 keep_alive = SINK(sink)
 stub.set_sink(keep_alive)
