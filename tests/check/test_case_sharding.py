@@ -21,9 +21,9 @@ def product(wrong: float = 1.0) -> rg.OpSpec:
 
 
 def context(
-    dtype: str, *, emulated: bool = True, level: str = "quick", dtypes: tuple[str, ...] = DTYPES
+    dtype: str, *, launched: bool = True, level: str = "quick", dtypes: tuple[str, ...] = DTYPES
 ) -> StageContext:
-    return StageContext.of(product(), dtype, level=level, emulated=lambda: emulated, dtypes=dtypes)
+    return StageContext.of(product(), dtype, level=level, launched=lambda: launched, dtypes=dtypes)
 
 
 def shares(**how: object) -> list[list[object]]:
@@ -39,7 +39,7 @@ def test_every_case_is_run_in_exactly_one_dtype():
 
 
 @pytest.mark.parametrize(
-    "how", [dict(emulated=False), dict(level="full")], ids=["kernels-are-not-emulated", "level-full"]
+    "how", [dict(launched=False), dict(level="full")], ids=["no-kernels-are-launched", "level-full"]
 )
 def test_nothing_is_left_out_elsewhere(how):
     assert [len(part) for part in shares(**how)] == [len(layouts.cases(context("float32")))] * 3
@@ -61,8 +61,18 @@ def test_fewer_cases_than_dtypes_leave_none_without_one():
         ]
 
 
+def test_on_a_gpu_kernels_are_compiled_for_a_share_of_the_cases():
+    one = context("float32")
+    wanted = layouts.cases(one)
+    one.runner.device = "cuda"
+    assert not one.emulated()
+    assert shard_cases(layouts.STAGE, one, wanted) == wanted[::3]
+    (note,) = one.notes
+    assert note.endswith("as a kernel is compiled for each; level full has all in each")
+
+
 def test_a_sweep_of_many_cases_is_dealt_out_wherever_it_runs():
-    many = context("float32", emulated=False)
+    many = context("float32", launched=False)
     wanted = [many.base.but(draw=d) for d in range(40)]
     assert shard_cases(oracle.STAGE, many, wanted) == wanted  # a stage that does not deal
     assert not many.notes
@@ -94,7 +104,7 @@ def test_parts_of_a_case_are_shared_likewise():
 
 def test_repeats_and_parts_of_state_are_dealt_out_only_where_kernels_are_interpreted():
     for stage, said in ((determinism, "19 repeats"), (state, "second calls, second backwards and two graphs at once")):
-        dear, cheap = ([context(d, emulated=i) for d in DTYPES] for i in (True, False))
+        dear, cheap = ([context(d, launched=i) for d in DTYPES] for i in (True, False))
         for few, all_ in zip(dear, cheap, strict=True):
             stage.check(few, few.base)
             stage.check(all_, all_.base)
@@ -114,7 +124,7 @@ def test_a_buffer_that_is_kept_is_found_by_the_dtype_that_looks_for_it():
     spec = rg.op(fn, lambda x, w: x * w, dict(x=rg.tensor("M", "N"), w=rg.tensor("M", "N")), dtypes=DTYPES)
     kinds = []
     for d in DTYPES:
-        one = StageContext.of(spec, d, emulated=lambda: True, dtypes=DTYPES)
+        one = StageContext.of(spec, d, launched=lambda: True, dtypes=DTYPES)
         kinds += [f.kind for f in state.check(one, one.base).findings]
     assert "kept-buffer" in kinds
 
@@ -127,10 +137,10 @@ def test_one_line_along_all_inputs_finds_what_a_line_for_each_does():
         [], ["all inputs moved at once, as kernels run without a GPU; level full moves each alone"]
     )  # fmt: skip
     joint = healthy.runner.calls
-    alone = context("float32", emulated=False)
+    alone = context("float32", launched=False)
     assert adjoint.check(alone, alone.base).notes == []
     assert joint < alone.runner.calls
-    broken = StageContext.of(product(1.001), "float32", emulated=lambda: True)
+    broken = StageContext.of(product(1.001), "float32", launched=lambda: True)
     assert [f.tensor for f in adjoint.check(broken, broken.base).findings] == ["grad w"]
 
 
@@ -167,8 +177,8 @@ def test_an_exception_on_the_ordinary_case_is_told_at_once():
     assert torch.is_grad_enabled()
 
 
-def described(spec: rg.OpSpec, *, emulated: bool = True) -> list[StageContext]:
-    return [StageContext.of(spec, d, emulated=lambda: emulated, dtypes=DTYPES) for d in DTYPES]
+def described(spec: rg.OpSpec, *, launched: bool = True) -> list[StageContext]:
+    return [StageContext.of(spec, d, launched=lambda: launched, dtypes=DTYPES) for d in DTYPES]
 
 
 def test_each_combination_of_parameters_but_the_first_is_run_in_one_dtype():
@@ -178,7 +188,7 @@ def test_each_combination_of_parameters_but_the_first_is_run_in_one_dtype():
     contexts = described(spec)
     run = [[dict(c.params)["k"] for c in oracle.cases(b)] for b in contexts]
     assert run == [[1, 2, 1], [1, 3, 1], [1]]  # there and back again
-    assert [len(oracle.cases(b)) for b in described(spec, emulated=False)] == [4, 4, 4]
+    assert [len(oracle.cases(b)) for b in described(spec, launched=False)] == [4, 4, 4]
     assert all(any("combinations of parameters" in n for n in b.notes) for b in contexts)
 
 
@@ -208,13 +218,13 @@ def test_gradients_of_each_output_alone_are_asked_for_in_one_dtype():
     outcomes = [contract.check(b, b.base) for b in contexts]
     assert [[f.kind for f in o.findings] for o in outcomes] == [["output-subset"], [], []]
     assert all(any(n.startswith("gradients of each output alone shared among") for n in b.notes) for b in contexts)
-    assert all(contract.check(b, b.base).findings for b in described(spec, emulated=False))
+    assert all(contract.check(b, b.base).findings for b in described(spec, launched=False))
 
 
 def test_finite_extremes_are_all_in_the_first_dtype_and_each_cell_that_is_not_finite_in_one():
     spec = product()
     held = [[c.values[0] for c in extremes.cases(b)] for b in described(spec)]
-    alone = [[c.values[0] for c in extremes.cases(b)] for b in described(spec, emulated=False)]
+    alone = [[c.values[0] for c in extremes.cases(b)] for b in described(spec, launched=False)]
     finite = [v for v in alone[0] if v[1] != "nan"]
     assert [v for v in held[0] if v[1] != "nan"] == finite
     assert sorted(v for part in held for v in part if v[1] == "nan") == [("w", "nan"), ("x", "nan")]

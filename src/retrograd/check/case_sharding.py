@@ -1,4 +1,4 @@
-"""Sharding of cases over dtypes: at level quick, where runs cost much, each case runs in one dtype, not in all.
+"""Sharding of cases over dtypes: at level quick, where runs or kernels cost much, each runs in one dtype, not in all.
 
 A stride that is ignored or a mask that is missing is so in every dtype, and a dtype's own faults show in most cases: so
 each case runs in one dtype, and each dtype has a share. What decides is what the op is, not a clock: the same seed
@@ -53,8 +53,8 @@ def shard(
 
 def _costly(context: StageContext) -> str:
     """Why each run of this op is dear; "" if it is not."""
-    if context.emulated():
-        return "kernels run without a GPU"
+    if context.launched():
+        return "kernels run without a GPU" if context.emulated() else "a kernel is compiled for each"
     inputs = context.spec.inputs
     # Inputs that a function makes are not counted before there are any.
     return "there are many inputs" if isinstance(inputs, Mapping) and len(inputs) >= _WIDE else ""

@@ -64,7 +64,11 @@ def executed(device: str, kept: dict[str, Any] | None = None) -> Iterator[None]:
 
 @contextmanager
 def session(
-    seed: int = 0, multiprocessors: int = 132, configuration: int = 0, tuned_kernel: str = "", trials: bool = False
+    seed: int = 0,
+    multiprocessors: int | None = None,
+    configuration: int = 0,
+    tuned_kernel: str = "",
+    trials: bool = False,
 ) -> Iterator[Session]:
     """Kernels launched inside are executed by a session of their own; arguments as of `retrograd.cpu_triton`.
 

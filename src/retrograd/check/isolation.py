@@ -6,6 +6,8 @@ and a new process takes the stages that are left.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import shlex
@@ -13,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from retrograd.check.acceptance import settle
 from retrograd.check.schema import BUDGET_ENDED, Case, Finding, Report, StageResult
 from retrograd.core import subprocesses
 from retrograd.core.schema import decode
+from retrograd.env.facts import cpu_count
 from retrograd.errors import RetrogradError, UndecidedError, UsageError
 
 Progress = Callable[[str, str], None]
@@ -34,6 +37,9 @@ _ENOUGH = 3
 _SHARE = 0.8  # of the memory that is free at the start
 # Seconds for which the case that runs at the end of a budget is waited for: most take milliseconds.
 _GRACE = 2.0
+_PROGRAM = (sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify")
+# What NVIDIA's driver makes, and how many cores a process that compiles needs not to be in the way of the other.
+_GPU_DRIVER, _CORES = "/dev/nvidiactl", 4
 
 
 @dataclass
@@ -118,14 +124,31 @@ def verify_isolated(
     start = time.perf_counter()
     stopping = stopping or threading.Event()
     shares = [replace(command, share=(i, jobs)) for i in range(jobs)]
-    with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(_verify_share, share, limits, progress, stopping) for share in shares]
+    with _compiling_ahead(command) as kernels, ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(_verify_share, share, limits, progress, stopping, kernels) for share in shares]
         try:
             parts = [share.result() for share in running]
         except KeyboardInterrupt:
             stopping.set()
             parts = [share.result() for share in running]
     return replace(settle(_merged(parts)), seconds=round(time.perf_counter() - start, 3))
+
+
+@contextlib.contextmanager
+def _compiling_ahead(command: VerifyCommand) -> Iterator[str | None]:
+    """A process that compiles what those that verify will launch, where there are a GPU and cores for it.
+
+    The folder where they find each other; None without such a process.
+    """
+    on_cpu = ("--device", "cpu") in itertools.pairwise(command.always)
+    if on_cpu or not Path(_GPU_DRIVER).exists() or cpu_count() < _CORES:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="retrograd-kernels-") as folder:
+        skip = ["--skip", ",".join(command.skip)] if command.skip else []
+        words = [*_PROGRAM, *command.always, *command.chosen, *skip]
+        with subprocesses.Child([*words, "--child", json.dumps({"ahead": folder})]):
+            yield folder
 
 
 def _merged(parts: Sequence[Report]) -> Report:
@@ -165,8 +188,9 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
 
 
 def _verify_share(
-    command: VerifyCommand, limits: ProcessLimits, progress: Progress | None, stopping: threading.Event
-) -> Report:
+    command: VerifyCommand, limits: ProcessLimits, progress: Progress | None, stopping: threading.Event,
+    kernels: str | None,
+) -> Report:  # fmt: skip
     header, in_a_row, notes = None, 0, dict[str, None]()
     done: dict[str, StageResult] = {}
     failed: dict[str, list[str]] = {}
@@ -174,7 +198,7 @@ def _verify_share(
     while in_a_row < _ENOUGH and time.monotonic() < end:
         left_out = [*command.skip, *(name for name, stage in done.items() if BUDGET_ENDED not in stage.reason)]
         words = [*command.always, *command.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
-        job = {"failed": failed, "share": command.share, "end": end if limits.budget else None}
+        job = {"failed": failed, "share": command.share, "end": end if limits.budget else None, "kernels": kernels}
         child = _run(words, job, limits, progress, lambda: stopping.is_set() or time.monotonic() > end + _GRACE)
         done = (done or child.waiting) | child.stages
         header, failed = child.header if header is None else header, child.failed or failed
@@ -265,8 +289,7 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
         events = Path(folder) / "events"
         events.touch()
-        command = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
-        command += ["--child", json.dumps({"events": str(events)} | job)]
+        command = [*_PROGRAM, *arguments, "--child", json.dumps({"events": str(events)} | job)]
         with subprocesses.Child(command, dump=True) as process:
             child.ended = process.follow(
                 events,
@@ -295,6 +318,9 @@ def _hear(words: list[Any], child: _Child, progress: Progress | None) -> bool:
             progress(child.running, "running")
     elif kind == "case":
         child.dtype, child.case = rest
+    elif kind == "compiling":
+        if progress:
+            progress(child.running, f"compiling {rest[0]}" if rest[0] else "running")
     elif kind == "finding":
         child.told = decode(Finding, rest[2])
         if progress:

@@ -6,7 +6,7 @@ sizes of a verification; any may be what a user runs, and `configs="all"` compar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from retrograd.compat import triton_autotuning
 from retrograd.compat.registry import works
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning
 
+TIMED: list[Callable[[str, str], None]] = []  # told of a kernel's name and its fastest configuration
 _TUNINGS: list[GpuTuning] = []  # the innermost last
 
 
@@ -63,6 +64,8 @@ class GpuTuning:
         result = self.choices.launch(launch.function, proceed)
         if self._timed and name in self.chosen:
             self.fastest[name] = FastestConfiguration(self.chosen[name], len(self.configurations[name]))
+            for told in TIMED:
+                told(name, triton_autotuning.written(self.chosen[name]))
         return result
 
     def _start(self, name: str, configs: list[Any]) -> int:

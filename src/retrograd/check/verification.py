@@ -107,7 +107,7 @@ class Verification:
             d: StageContext.of(
                 self.spec, d, cost=cost, batching=batching, level=self.level, seed=self.seed, device=self.device,
                 dtypes=every, case=None if case is None else make.parse_case(self.spec, d, case),
-                emulated=lambda: self.device == "cpu" and any(count.total for count in self.launch_counts),
+                launched=lambda: any(count.total for count in self.launch_counts),
                 every_configuration=self.configs == "all",
             ) for d in dtypes
         }  # fmt: skip

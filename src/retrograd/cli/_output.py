@@ -123,7 +123,7 @@ def live(quiet: bool) -> Generator[Progress | None]:
 
         def echo(stage: str, text: str) -> None:
             # A log needs the outcome only; a start is for who watches.
-            if text != "running":
+            if text != "running" and not text.startswith("compiling "):
                 click.echo(f"{stage}: {text}", err=True)
 
         yield echo

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,16 +172,21 @@ def repro(ctx: click.Context, finding: str, output: Path | None, run: bool) -> N
         ctx.exit(subprocess.run([sys.executable, "-c", text], check=False).returncode)
 
 
-def _verify(target: str, device: str, options: dict[str, Any]) -> Report:
+def _verify(
+    target: str, device: str, options: dict[str, Any], kernels: str | None = None, compiling: Any = lambda name: None
+) -> Report:
+    """The report; `kernels` and `compiling` are arguments of `compiled_once`."""
     # An op that prints must not get between a reader and the JSON on stdout.
     with contextlib.redirect_stdout(sys.stderr):
         place = _device(device)
         from retrograd.catalog import resolve
+        from retrograd.check.compile_ahead import compiled_once
         from retrograd.check.runner import verify
 
         if (end := options.pop("end", None)) is not None:  # of the budget; what was imported meanwhile has used it
             options["budget"] = max(end - time.monotonic(), 1e-3)
-        return verify(resolve(target), device=place, **options)
+        with compiled_once(kernels, compiling):
+            return verify(resolve(target), device=place, **options)
 
 
 def _isolated(
@@ -228,6 +234,9 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
     """Be the child of `retrograd.check.isolation`: write down what begins and ends."""
     from retrograd.core.subprocesses import Messages
 
+    if "ahead" in job:
+        _compile_ahead(job["ahead"], target, device, options)
+        return
     messages = Messages(job["events"])
     failed: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in job["failed"].items()}
 
@@ -249,13 +258,24 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
 
     try:
         child = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"]), "end": job["end"]}
-        report = _verify(target, device, options | child)
+        report = _verify(target, device, options | child, job.get("kernels"), partial(messages.send, "compiling"))
     except RetrogradError as error:
         messages.send("error", str(error), error.exit_code)
     else:
         from retrograd.check.runner import GPU_LOST
 
         messages.send("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
+
+
+def _compile_ahead(folder: str, target: str, device: str, options: dict[str, Any]) -> None:
+    """Be the other child of `retrograd.check.isolation`, which compiles; where there is no GPU it has nothing to do."""
+    place = _device(device)
+    if place != "cpu":
+        from retrograd.catalog import resolve
+        from retrograd.check.compile_ahead import compile_ahead
+
+        kept = {name: options[name] for name in ("only", "skip", "level", "seed", "dtypes", "case")}
+        compile_ahead(resolve(target), place, Path(folder), **kept)
 
 
 def _check_place(target: str, device: str, in_process: bool, memcheck: bool, sanitize: str | None) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from retrograd.compat.registry import part
-from retrograd.compat.triton_launch import unheard
+from retrograd.compat.triton_launch import KernelLaunch, unheard
 
 _NAMES = ("cache", "cache_results", "do_bench", "prune_configs")
 
@@ -31,6 +31,22 @@ def written(config: Any) -> str:
     default |= dict.fromkeys(("num_warps", *config.kwargs), inspect.Parameter.empty)
     settings = config.all_kwargs().items()
     return f"Config({', '.join(f'{name}={value}' for name, value in settings if default.get(name) != value)})"
+
+
+def compile_only(launch: KernelLaunch, config: str | None = None) -> None:
+    """Have a launch of an autotuned kernel compiled with all configurations that pruning leaves, or with one of them.
+
+    Args:
+        launch: as Triton's autotuner gets it.
+        config: as `written` writes it.
+    """
+    tuner = launch.function
+    pruned = tuner.prune_configs
+    tuner.prune_configs = lambda kwargs: [each for each in pruned(kwargs) if config in (None, written(each))]
+    try:
+        tuner.warmup(*launch.args, **{name: value for name, value in launch.kwargs.items() if name != "warmup"})
+    finally:
+        tuner.prune_configs = pruned
 
 
 def timed_shortly(call: Callable[[], Any], quantiles: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -104,6 +105,25 @@ def compile_requests(note: Callable[[CompileRequest], None]) -> Iterator[None]:
         yield
     finally:
         knobs.runtime.jit_cache_hook = stock
+
+
+def kernel_id(function: Any, key: Any) -> str:
+    """The name of what a launch has compiled, in any process; `key` is Triton's own of types, constants and options."""
+    return hashlib.sha256(f"{function.cache_key} {key}".encode()).hexdigest()[:32]
+
+
+def build_kernel(function: Any, source: Any, target: Any, options: Any) -> None:
+    """Compile a kernel into Triton's cache on disk, and the C of its launcher, which Triton has up to 3.6.
+
+    Args:
+        function: the JITFunction.
+        source, target, options: what Triton's compiler is given: ASTSource, GPUTarget and options of the backend.
+    """
+    compiled = function.compile(source, target=target, options=options.__dict__)
+    if target.backend == "cuda":
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(source, compiled.metadata)
 
 
 @contextmanager

@@ -63,10 +63,10 @@ Callback = Callable[[KernelLaunch, Proceed], Any]
 
 
 class _Hook:
-    """Callbacks around the method `run` of some classes, by module and name."""
+    """Callbacks around a method of some classes, by module and name."""
 
-    def __init__(self, classes: Mapping[str, str]) -> None:
-        self._classes = classes
+    def __init__(self, classes: Mapping[str, str], method: str = "run") -> None:
+        self._classes, self._method = classes, method
         self._callbacks: list[list[Callback]] = []  # each in a list of its own: one may be there twice
         self._replaced: dict[type, tuple[Any, Any]] = {}
         self._after_import: AfterImport | None = None
@@ -98,25 +98,25 @@ class _Hook:
             sys.meta_path.remove(self._after_import)  # type: ignore[arg-type]
         for owner, (stock, ours) in list(self._replaced.items()):
             # Somebody else's replacement over ours stays; without callbacks ours only passes on.
-            if owner.__dict__.get("run") is ours:
-                owner.run = stock  # type: ignore[attr-defined]
+            if owner.__dict__.get(self._method) is ours:
+                setattr(owner, self._method, stock)
                 del self._replaced[owner]
 
     def _replace(self, module: str) -> None:
         owner = getattr(sys.modules.get(module), self._classes[module], None)
-        stock = getattr(owner, "run", None)
+        stock = getattr(owner, self._method, None)
         if owner is None or stock is None or not self._callbacks:
             return
         if owner in self._replaced and stock is not self._replaced[owner][0]:
             return  # ours is still below somebody else's
 
         def run(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(_SILENT, "now", False):
+            if is_unheard():
                 return stock(function, *args, **kwargs)
             launch = KernelLaunch(function, args, kwargs, module == _INTERPRETER, sys._getframe(1))
             return _proceed([callback for (callback,) in self._callbacks], launch, stock)
 
-        owner.run = run
+        setattr(owner, self._method, run)
         self._replaced[owner] = stock, run
 
 
@@ -134,6 +134,7 @@ def _proceed(callbacks: list[Callback], launch: KernelLaunch, stock: Any) -> Any
 
 _LAUNCHES = _Hook({"triton.runtime.jit": "JITFunction", _INTERPRETER: "InterpretedFunction"})
 _AUTOTUNING = _Hook({"triton.runtime.autotuner": "Autotuner"})
+_COMPILING = _Hook({"triton.runtime.jit": "JITFunction"}, "_do_compile")
 
 
 def _probe_kernel(x: Any, N: Any) -> None:
@@ -176,10 +177,15 @@ def around_launches(callback: Callback) -> Iterator[None]:
         yield
 
 
+def is_unheard() -> bool:
+    """Whether launches of this thread pass by no callback."""
+    return getattr(_SILENT, "now", False)
+
+
 @contextmanager
 def unheard() -> Iterator[None]:
     """Launches of this thread pass by no callback: those of self-tests are nobody's."""
-    before = getattr(_SILENT, "now", False)
+    before = is_unheard()
     _SILENT.now = True
     try:
         yield
@@ -189,6 +195,8 @@ def unheard() -> Iterator[None]:
 
 # Likewise each launch of a kernel under `@triton.autotune`, which launches its configurations in turn.
 around_autotuning = _AUTOTUNING.around
+# And what is compiled for a launch; the first argument is Triton's key of it.
+around_compiling = _COMPILING.around
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 from retrograd.compat.registry import part, require
 from retrograd.compat.triton_compile import PROBE_GPU, GpuDescription, _driver
 from retrograd.compat.triton_frontend_key import frontend_key
-from retrograd.compat.triton_launch import unheard
+from retrograd.compat.triton_launch import is_unheard, unheard
 
 # The passes rewrite descriptors to pointers for GPUs before sm_90; nothing else of TTIR depends on the number.
 _WITHOUT_DESCRIPTORS = 80
@@ -84,6 +84,21 @@ class LaunchedKernel:
 Execute = Callable[[LaunchedKernel, tuple[int, int, int], dict[str, Any]], None]
 Keep = Callable[[str, Callable[[], str]], str]
 _EXECUTE: list[Execute] = []
+_TOLD: list[Callable[..., bool]] = []
+
+
+@contextmanager
+def told_of_kernels(callback: Callable[..., bool]) -> Iterator[None]:
+    """Tell a callback of kernels that launches inside have compiled; whether no code is needed here is what it returns.
+
+    It is called with the JITFunction, Triton's key, ASTSource, target and options of the compiler, and whether it is
+    only to be compiled.
+    """
+    _TOLD.append(callback)
+    try:
+        yield
+    finally:
+        _TOLD.remove(callback)
 
 
 def library_folder() -> str:
@@ -143,6 +158,9 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None],
             return compile_stock(self, key, signature, device_, constexprs, options, attrs, *rest, **named)
         kernels, _, target, backend, _ = self.device_caches[device_]
         source = self.ASTSource(self, signature, constexprs, attrs)
+        warmup = bool(named.get("warmup", rest and rest[0]))
+        if not is_unheard() and any(told(self, key, source, target, options, warmup) for told in _TOLD):
+            return None
         name = frontend_key(source, target, options)
         make = functools.partial(_ttir, source, target, backend, options)
         kernels[key] = LaunchedKernel(self, make() if name is None else keep(name, make), signature, options)

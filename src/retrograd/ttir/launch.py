@@ -22,6 +22,7 @@ from retrograd.ttir.session import Session
 from retrograd.ttir.undefined import UndefinedMemory
 
 _GPU = GpuDescription("sm_90", "cuda", 90, 32, 132, 232448, 65536)
+_PLANNED = [_GPU]  # what programs are told of their GPU; the innermost last
 _SESSIONS: list[Session] = []  # the innermost last
 
 
@@ -31,9 +32,19 @@ def pretended(gpu: GpuDescription = _GPU, devices: bool = True) -> contextlib.Ab
 
 
 @contextlib.contextmanager
+def planned_for(gpu: GpuDescription) -> Iterator[None]:
+    """Have programs inside told of this GPU, for who wants to know what they launch on it."""
+    _PLANNED.append(gpu)
+    try:
+        yield
+    finally:
+        _PLANNED.remove(gpu)
+
+
+@contextlib.contextmanager
 def cpu_triton(
     seed: int = 0,
-    multiprocessors: int = 132,
+    multiprocessors: int | None = None,
     orders: int = 1,
     limit: int = 1_000_000,
     pretend: bool = True,
@@ -48,7 +59,7 @@ def cpu_triton(
 
     Args:
         seed: of the order of programs and atomics; 0 is the order of their numbers.
-        multiprocessors: what the program is told of its GPU, an sm_90: many kernels have a program for each.
+        multiprocessors: what the program is told of its GPU, an sm_90 of 132: many kernels have a program for each.
         orders: in how many orders of its programs each launch is run, to say which bits depend on it.
         limit: rounds of loops with a condition that programs may make together before they never end.
         pretend: whether torch says that it has a GPU; launchers of this library need no such thing.
@@ -74,7 +85,7 @@ def cpu_triton(
     def tuning(launch: KernelLaunch, proceed: Proceed) -> Any:
         return session.tuning(launch, proceed) if _SESSIONS[-1] is session else proceed()
 
-    gpu = replace(_GPU, num_sms=multiprocessors)
+    gpu = _PLANNED[-1] if multiprocessors is None else replace(_PLANNED[-1], num_sms=multiprocessors)
     with contextlib.ExitStack() as stack:
         stack.enter_context(executing(gpu, session.execute, session.tune, kept_text))
         works(TUNING)  # before launches pass by, those of its self-test among them

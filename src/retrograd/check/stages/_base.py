@@ -28,7 +28,8 @@ class StageContext:
         level, budget: how much is to be done.
         case: the only one to check; None for those that each stage wants.
         dtypes: all that are verified.
-        emulated: says whether the op has launched Triton kernels without a GPU, where one run takes milliseconds.
+        launched: says whether the op has launched Triton kernels: for a GPU one is compiled for each kind of size and
+            dtype, and without a GPU a run takes milliseconds.
         cost: which cases are cheap enough.
         left_out: by kind, how many of how many things are run where a level or a limit leaves some out.
         notes: on the present stage, whatever its cases say.
@@ -43,10 +44,14 @@ class StageContext:
     cost: CostLimit
     case: Case | None = None
     dtypes: tuple[str, ...] = ()
-    emulated: Callable[[], bool] = lambda: False
+    launched: Callable[[], bool] = lambda: False
     left_out: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     every_configuration: bool = False
+
+    def emulated(self) -> bool:
+        """Whether the op has launched Triton kernels without a GPU."""
+        return self.runner.device == "cpu" and self.launched()
 
     def ran(self, label: str, count: int, of: int) -> None:
         """Note that `count` of so many things are run, where a level or a limit leaves some out."""
@@ -56,7 +61,7 @@ class StageContext:
     @classmethod
     def of(
         cls, spec: OpSpec, dtype: str, *, level: str = "quick", seed: int = 0, device: str = "cpu",
-        case: Case | None = None, dtypes: tuple[str, ...] = (), emulated: Callable[[], bool] = lambda: False,
+        case: Case | None = None, dtypes: tuple[str, ...] = (), launched: Callable[[], bool] = lambda: False,
         cost: CostLimit | None = None, batching: Batching | None = None, every_configuration: bool = False,
     ) -> StageContext:  # fmt: skip
         """A context in which nothing has run yet; `cost` and `batching` are what is known of other dtypes' cases."""
@@ -65,7 +70,7 @@ class StageContext:
         oracle = Oracle(runner, budget.noise_runs)
         cost = cost or CostLimit.of_level(level)
         return cls(
-            runner, oracle, Judge(runner, oracle), level, budget, cost, case, dtypes, emulated,
+            runner, oracle, Judge(runner, oracle), level, budget, cost, case, dtypes, launched,
             every_configuration=every_configuration,
         )  # fmt: skip
 
