@@ -23,7 +23,7 @@ from retrograd.check.spec import OpSpec
 from retrograd.check.stages import CaseOutcome, Stage, StageContext, choose
 from retrograd.check.verification import Verification
 from retrograd.compat import triton_autotuning, triton_ttir
-from retrograd.compat.triton_compile import GpuDescription, build_kernel, kernel_id
+from retrograd.compat.triton_compile import GpuDescription, build_kernel, is_built, kernel_id
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning, around_compiling
 from retrograd.env.facts import cpu_count
 from retrograd.runtime import disk_cache
@@ -129,6 +129,9 @@ class _Compilers:
         if name in self._known or (self.only_warmups and not warmup):
             return warmup
         self._known.add(name)
+        with suppress(Exception):
+            if is_built(source, target, options):
+                return warmup
         while len(self._running) >= self._most:
             self._wait()
         child = os.fork()
