@@ -190,3 +190,26 @@ def test_a_compiled_part_of_an_op_runs_where_operators_are_watched():
     unwritten = torch.compile(lambda x: torch.empty_like(x) * 0 + x, fullgraph=True, backend="eager")
     report = rg.verify(rg.op(unwritten, lambda x: x * 1, dict(x=rg.tensor("N"))), level="quick", only=["poison"])
     assert {f.kind for f in report.findings} == {"uninitialised"}
+
+
+@torch.library.custom_op("retrograd_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda _, grad: 2 * grad)
+
+
+def test_opcheck_is_left_to_level_full_where_nothing_is_wrong(monkeypatch):
+    asked: list[str] = []
+    stock = torch.library.opcheck
+    monkeypatch.setattr(torch.library, "opcheck", lambda func, *a, **k: asked.append(str(func)) or stock(func, *a, **k))
+    spec = rg.op(twice, lambda x: 2 * x, X)
+    for level, calls in (("quick", []), ("full", ["retrograd_tests.twice.default"])):
+        asked.clear()
+        report = rg.verify(spec, level=level, only=["compiler"])
+        assert report.stage("compiler").power_text == "1 custom operator"
+        assert (bool(report), asked) == (True, calls)
+    assert rg.verify(mutants.MUTANTS["C01"], level="quick", only=["compiler"]).findings
+    assert asked[1:]
