@@ -29,6 +29,7 @@ _ANY = -1  # a pointer that comes from memory
 # Operations whose first operands decide which way a program goes.
 _DECIDES = {"scf.if": 1, "scf.for": 3, "scf.condition": 1, "cf.cond_br": 1}
 _NOBODY = np.zeros(1, np.int64)
+_ALIGNED = " {tt.divisibility = 16 : i32}"  # of an argument
 _IGNORED = frozenset({"llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier"})
 # What is seen by others than memory, or depends on where that lies.
 _SHOWS = frozenset({"tt.print", "tt.ptr_to_int", "tt.int_to_ptr"})
@@ -85,6 +86,12 @@ def compile_text(text: str) -> NumpyKernel:
         RetrogradError: it cannot be parsed.
         UnsupportedOperationError: it has an operation that cannot be executed; names it and its line.
     """
+    # How arguments are aligned decides which instructions a GPU has, not what they compute.
+    return _compiled(text.replace(_ALIGNED, ""))
+
+
+@functools.lru_cache(256)
+def _compiled(text: str) -> NumpyKernel:
     with gc_pause.paused():
         return Compiler(parse(text)).kernel()
 
