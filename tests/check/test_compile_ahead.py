@@ -121,9 +121,14 @@ def test_a_verification_ends_with_what_compiles_for_it(tmp_path, monkeypatch):
     )
     request = VerifyCommand((f"{tmp_path / 'op.py'}:spec", "--level", "quick"), ("--only", "calls"))
     assert isolation.verify_isolated(request, isolation.process_limits()).stages[0].cases == 1
-    jobs = [json.loads(command[-1]) for command in started]
-    assert jobs[0]["ahead"] == jobs[1]["kernels"]
-    assert not Path(jobs[0]["ahead"]).exists()
+    jobs = {name: value for command in started for name, value in json.loads(command[-1]).items()}
+    assert jobs["ahead"] == jobs["kernels"]
+    assert not Path(jobs["ahead"]).exists()
+
+
+def test_what_compiles_is_ended_where_it_holds_too_much(tmp_path):
+    program = "import time; kept = b'x' * 2**26; time.sleep(3600)"
+    isolation._follow([sys.executable, "-c", program], tmp_path / "events", 2**25, lambda: False)
 
 
 def test_whoever_watches_sees_what_is_compiled_and_a_log_does_not(capsys):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from retrograd import config
 from retrograd.check.acceptance import settle
 from retrograd.check.schema import BUDGET_ENDED, Case, Finding, Report, StageResult
 from retrograd.core import subprocesses
@@ -124,7 +125,7 @@ def verify_isolated(
     start = time.perf_counter()
     stopping = stopping or threading.Event()
     shares = [replace(command, share=(i, jobs)) for i in range(jobs)]
-    with _compiling_ahead(command) as kernels, ThreadPoolExecutor(jobs) as pool:
+    with _compiling_ahead(command, limits.memory) as kernels, ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(_verify_share, share, limits, progress, stopping, kernels) for share in shares]
         try:
             parts = [share.result() for share in running]
@@ -135,20 +136,31 @@ def verify_isolated(
 
 
 @contextlib.contextmanager
-def _compiling_ahead(command: VerifyCommand) -> Iterator[str | None]:
+def _compiling_ahead(command: VerifyCommand, memory: int) -> Iterator[str | None]:
     """A process that compiles what those that verify will launch, where there are a GPU and cores for it.
 
-    The folder where they find each other; None without such a process.
+    The folder where they find each other; None without such a process. It too is ended where it holds more `memory`.
     """
-    on_cpu = ("--device", "cpu") in itertools.pairwise(command.always)
+    on_cpu = ("--device", "cpu") in itertools.pairwise(command.always) or config.interpreting()
     if on_cpu or not Path(_GPU_DRIVER).exists() or cpu_count() < _CORES:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="retrograd-kernels-") as folder:
+    with tempfile.TemporaryDirectory(prefix="retrograd-kernels-") as folder, ThreadPoolExecutor(1) as pool:
         skip = ["--skip", ",".join(command.skip)] if command.skip else []
-        words = [*_PROGRAM, *command.always, *command.chosen, *skip]
-        with subprocesses.Child([*words, "--child", json.dumps({"ahead": folder})]):
+        words = [*_PROGRAM, *command.always, *command.chosen, *skip, "--child", json.dumps({"ahead": folder})]
+        verified = threading.Event()
+        pool.submit(_follow, words, Path(folder) / "events", memory, verified.is_set)
+        try:
             yield folder
+        finally:
+            verified.set()
+
+
+def _follow(words: list[str], events: Path, memory: int, stop: Callable[[], bool]) -> None:
+    """Run a process that tells nothing, until it is not needed or holds too much."""
+    events.touch()
+    with subprocesses.Child(words) as process:
+        process.follow(events, lambda words: False, lambda: math.inf, memory=memory, stop=stop)
 
 
 def _merged(parts: Sequence[Report]) -> Report:
