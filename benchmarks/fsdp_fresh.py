@@ -176,11 +176,18 @@ def pipeline_of_other_size(rank: int, wrong: bool) -> None:
         end_of_step(optimizer)
 
 
+class Contiguous(nn.Module):
+    """As gloo wants a message; patches are a transposed image."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous()
+
+
 def stages(rank: int, count: int) -> tuple[Any, torch.optim.Optimizer]:
     from torch.distributed import pipelining
 
     model = vit()
-    first = nn.Sequential(model.patch_embed, model.blocks[0])
+    first = nn.Sequential(model.patch_embed, model.blocks[0], Contiguous())
     last = nn.Sequential(model.blocks[1], model.blocks[2], model.norm)
     stage = pipelining.PipelineStage(last if rank else first, rank, 2, torch.device("cpu"))
     run = pipelining.ScheduleGPipe(stage, n_microbatches=count, loss_fn=lambda y, target: (y - target).square().mean())
