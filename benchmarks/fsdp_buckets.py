@@ -232,7 +232,9 @@ def reducing(model: nn.Module) -> list[tuple[Any, str]]:
     return [(group, "post_backward"), *((state, name) for state in states for name in hooks)]
 
 
-def look_at(model: nn.Module, step: Callable[[], None], variants: Variants, device: str) -> dict[str, Any]:
+def look_at(
+    model: nn.Module, step: Callable[[], None], variants: Variants, device: str, profile: bool
+) -> dict[str, Any]:
     """Of each variant: peak memory, the host's time in reductions, the device's busy time."""
     found: dict[str, Any] = {}
     for name, handle in variants.handles.items():
@@ -254,7 +256,7 @@ def look_at(model: nn.Module, step: Callable[[], None], variants: Variants, devi
         if device == "cuda":
             torch.cuda.synchronize()
             row["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
-            row["busy_ms"] = busy_ms(step, LOOKED_AT)
+            row["busy_ms"] = busy_ms(step, LOOKED_AT) if profile else None
     return found
 
 
@@ -271,7 +273,7 @@ def measure(model: nn.Module, tokens: torch.Tensor, args: argparse.Namespace) ->
     variants = Variants(model, args.variants, lambda: model(tokens).backward())
     with repeatable(args.bits == "repeatable"):
         bits = {} if args.bits == "off" else differing(model, tokens, variants)
-    looks = look_at(model, step, variants, args.device)
+    looks = look_at(model, step, variants, args.device, not args.brief)
     names = [name for name in variants.handles if name != BASE]
     rounds = Interleaver(step, variants.switch, BASE, names, args.device)
     free = rounds.run(0.6 * args.seconds, apart=False)
@@ -351,6 +353,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reduce-dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--pin", action="store_true", help="cores of its own for each rank")
     parser.add_argument("--bits", choices=("repeatable", "as-is", "off"), default="repeatable")
+    parser.add_argument("--brief", action="store_true", help="without the profiler, which takes longer than the rounds")
     parser.add_argument("--json", type=Path, help="also write every round to this file")
     args = parser.parse_args()
     args.tokens = args.tokens or list(TOKENS.get(args.model, TINY_TOKENS))

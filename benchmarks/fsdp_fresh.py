@@ -1,6 +1,7 @@
 """Fresh faults and healthy programs, of models of other libraries on two gloo ranks: who is named, and what is stopped.
 
-    python benchmarks/fsdp_fresh.py > fresh.md            all; needs transformers, accelerate, lightning and timm
+    python benchmarks/fsdp_fresh.py > fresh.md            all; needs transformers, accelerate, lightning and timm; the tables
+                                                          stand at the end of benchmarks/results/fsdp-faults.md
     python benchmarks/fsdp_fresh.py skipped_layer ...     some, with what each rank printed
 
 Written before any of them had run, and kept as they were. Of a fault rank 1 (or rank 0, where it says so) errs in step 2

@@ -3,7 +3,7 @@
     python benchmarks/fsdp_nccl.py [CASE ...]        two GPUs; without any, gloo on the CPU tries the script
 
 The jobs are those of tests/fsdp/faults.py, two ranks each, started by torchrun all at once: every case under
-`record_collectives()`, and again without it, with dumps that NCCL's watchdog writes at its timeout of 15 s and
+`record_collectives()`, and again without it, with dumps that NCCL's watchdog writes at its timeout of 10 s and
 `retrograd fsdp diff` reads. Seconds are from the step that errs to the end of the rank that ends last.
 """
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fsdp"))
 import faults
 
 CASES = ("healthy", "skip", "swap", "hook", "shape", "save", "raise", "kill", "hang")
-_TIMEOUT, _LIMIT, _LONGEST = 15, 75, 420
+_TIMEOUT, _LIMIT, _LONGEST = 10, 46, 420
 
 
 def job(case: str, folder: Path, record: bool) -> None:
@@ -93,7 +93,8 @@ def main(cases: list[str]) -> None:
         for kind, process in jobs.items():
             if kind not in ends:
                 process.terminate()
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(2)
             mark = folders[kind] / "fault"
             since = f"{ends[kind] - float(mark.read_text()):.1f}" if kind in ends and mark.exists() else "-"
             words = told(folders[kind], kind[1]).replace("|", "\\|")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -192,6 +193,36 @@ def unused_parameters() -> Step:
     return _step_of(model, lambda number: torch.tensor(number + dist.get_rank()))
 
 
+def called_back() -> Step:
+    """DDP whose hook goes on when its all-reduce is done, as PowerSGD: in a thread of gloo's or, where it is done by then, in this."""
+    model, rank = nn.parallel.DistributedDataParallel(nn.Sequential(*_layers(2))), dist.get_rank()
+
+    def hook(_, bucket):  # DDP refuses annotations that are text
+        buffer = bucket.buffer()
+        if rank % 2:
+            time.sleep(0.02)  # the others cannot be done when they come to `then`
+        first = dist.all_reduce(buffer.clone(), async_op=True).get_future()
+        if rank % 2:
+            first.wait()
+        return first.then(lambda _: dist.all_reduce(buffer, async_op=True).get_future().wait()[0])
+
+    model.register_comm_hook(None, hook)
+    return _step_of(model)
+
+
+def uneven() -> Step:
+    """DDP under Join: in each step, which is an epoch, odd ranks have a batch less and shadow the others."""
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*_layers(2)))
+    train = _step_of(model)
+
+    def step() -> None:
+        with model.join():
+            for _ in range(3 - dist.get_rank() % 2):
+                train()
+
+    return step
+
+
 def hybrid_sharded() -> Step:
     """HSDP: sharded in pairs, replicated over them."""
     from torch.distributed.fsdp import fully_shard
@@ -298,12 +329,13 @@ def _replicated(model: nn.Module, layers: list[nn.Module]) -> nn.Module:
 
 JOBS: dict[str, Callable[[], Step]] = {
     "checkpointed": checkpointed, "first_fsdp": first_fsdp,
-    "ring": ring, "experts": experts, "unused_parameters": unused_parameters, "scaled": scaled,
+    "ring": ring, "experts": experts, "unused_parameters": unused_parameters, "called_back": called_back, "scaled": scaled,
     "hybrid_sharded": hybrid_sharded, "tensor_parallel": tensor_parallel,
 } | {
     f"pipeline_{name}": lambda name=name: pipeline(name)
     for name in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 } | {"pipeline_of_ddp": lambda: pipeline("1F1B", data_parallel=2)}  # fmt: skip
+UNEVEN = {"uneven": uneven}  # ranks make steps of their own number
 ON_GPUS = {"context_parallel": context_parallel}
 CHANGING = {  # another step each time, the same on all ranks
     "any_order": lambda: any_order(_sharded),
@@ -314,7 +346,7 @@ CHANGING = {  # another step each time, the same on all ranks
 
 def record(job: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     """Steps of a job under a recorder: hash, problems, kinds of collectives, and the error if one was raised."""
-    step, error = (JOBS | ON_GPUS | CHANGING)[job](), ""
+    step, error = (JOBS | UNEVEN | ON_GPUS | CHANGING)[job](), ""
     log = rf.record_collectives(**options)
     try:
         with log:

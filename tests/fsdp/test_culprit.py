@@ -6,19 +6,23 @@ import json
 import multiprocessing
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import faults
 import pytest
+import torch
 import torch.distributed as dist
 
 from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError
+from retrograd.fsdp import diff
+from retrograd.fsdp.attribution import Attribution
 from retrograd.fsdp.peers import Peers, first_parting, states
 from retrograd.fsdp.rank_verification import RankVerifier
 from retrograd.fsdp.ring_file import RingReader, RingWriter
-from retrograd.fsdp.schema import Collective
+from retrograd.fsdp.schema import JOINED, Collective
 from retrograd.fsdp.step_patterns import Journal
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
@@ -144,12 +148,12 @@ def test_files_alone_tell_where_ranks_part(tmp_path):
     assert "rank 0 departs" not in text
 
 
-def verifiers(tmp_path, files: bool) -> list[RankVerifier]:
+def verifiers(tmp_path, files: bool, size: int = 2) -> list[RankVerifier]:
     store, made = dist.HashStore(), []
-    for rank in (0, 1):
-        exchange = RankStore(store, rank, 2)
+    for rank in range(size):
+        exchange = RankStore(store, rank, size)
         peers = Peers(exchange, RingWriter(tmp_path / str(rank), rank)) if files else None
-        made.append(RankVerifier(exchange, Journal(rank, 2), 5, peers))
+        made.append(RankVerifier(exchange, Journal(rank, size), 5, peers))
     return made
 
 
@@ -183,3 +187,84 @@ def test_a_rank_that_has_gone_on_to_the_next_step_is_no_difference(tmp_path):
         rank.peers.own.came()
     ranks[0].peers.own.add(collective("a"), "", 1, 0)
     assert ranks[1].peers.ahead([0]) == ""
+
+
+def test_the_first_steps_of_ddp_begin_otherwise_and_the_culprit_is_named(tmp_path):
+    """Step 1 has a broadcast before what every step has: both ranks differ from it, and one alone in how it ends."""
+    steps = {0: ("x", "rab", "abc"), 1: ("x", "rab", "ab", "ab")}
+    readers = [written(tmp_path / str(rank), rank, *own) for rank, own in steps.items()]
+    text = first_parting(readers)
+    assert (
+        "rank 0 departs from its steps before: all-gather of c comes where the end of the step came in step 1" in text
+    )
+    assert "rank 1 departs" not in text
+
+
+@pytest.mark.parametrize("files", [True, False], ids=["files", "store"])
+@pytest.mark.parametrize("wrong", [False, True], ids=["healthy", "wrong"])
+def test_a_rank_without_input_shadows_the_others_and_they_are_compared(tmp_path, files, wrong):
+    ranks, three = verifiers(tmp_path, files, 3), (0, 1, 2)
+
+    def issue(rank: int, issued: Collective, strict: bool = False) -> None:
+        issued = replace(issued, ranks=three)
+        ranks[rank].journal.add(issued)
+        if files:
+            ranks[rank].peers.own.add(issued, "train.py:7 (main)", 0, 0)
+        ranks[rank].look(issued, first=True)
+        if strict:
+            ranks[rank].before(issued)
+
+    shadow = replace(collective(""), by=JOINED, phase="other")
+    issue(1, shadow, strict=True)  # waits for nobody
+    ranks[1].check()
+    with ThreadPoolExecutor() as pool:
+        names = {0: "a", 2: "bb" if wrong else "a"}
+        pending = [pool.submit(issue, rank, collective(name)) for rank, name in names.items()]
+        errors = [str(each.exception() or "") for each in pending]
+        pending = [pool.submit(ranks[rank].check) for rank in names]
+        errors += [str(each.exception() or "") for each in pending]
+    assert any("rank 2 gathers bb where rank 0 gathers a" in text for text in errors) == wrong
+    assert any(errors) == wrong
+    assert "no input is left" in ranks[1].journal.notes[0]
+
+
+def test_logs_are_compared_up_to_where_a_rank_has_no_input_left():
+    logs = []
+    for rank, steps in ((0, ("a", "a", "a")), (1, ("a",)), (2, ("a", "b", "a"))):
+        journal = Journal(rank, 3)
+        for name in steps:
+            journal.add(replace(collective(name), ranks=(0, 1, 2)))
+            journal.end_step()
+        if rank == 1:
+            journal.add(replace(collective(""), by=JOINED, ranks=(0, 1, 2)))
+        logs.append(journal.log())
+    assert [diff(logs[0], logs[1]).same, diff(logs[1], logs[0]).same, diff(logs[0], logs[2]).same] == [
+        True,
+        True,
+        False,
+    ]
+
+
+class Wrapper(torch.nn.Module):
+    """As DDP holds its model."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_parameters_of_ddp_that_have_lost_their_gradient_are_named(frozen):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    buckets, optimizer = Attribution().ddp, torch.optim.AdamW(model.parameters())
+    model[0].bias.requires_grad_(False)  # never had one
+    ddp = Wrapper(model)
+    buckets._orders[ddp] = None
+    for step in range(2):
+        model[1].requires_grad_(not (frozen and step))
+        model(torch.ones(1, 2)).sum().backward()
+        words = buckets.idle(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert words == ("no gradient for 1.weight, 1.bias, which the optimizer has updated before" if frozen else "")
+    assert buckets.idle(None) == ""

@@ -42,6 +42,15 @@ def test_four_healthy_ranks_are_left_alone(four, job):
     _healthy(four.run(record, job, {}), job)
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["hashes", "strict"])
+def test_ranks_that_run_out_of_input_are_left_alone(four, strict):
+    answers = four.run(parallel_jobs.record, "uneven", 20, {"strict": strict})
+    assert [(answer["error"], answer["problems"]) for answer in answers] == [("", [])] * 4
+    logs = [Log.from_json(answer["log"]) for answer in answers]
+    assert [log.total for log in logs] == [60, 40, 60, 40]
+    assert all(diff(one, other).same for one, other in combinations(logs, 2))
+
+
 def _healthy(answers, job):
     for answer in answers:
         # Of blocks in any order: that a step is another one than those before it, which it is, and nothing else.

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from types import CodeType
 from typing import Any
 
 import torch
@@ -22,6 +25,24 @@ def backward_id() -> int:
 def in_backward() -> bool:
     """Whether this thread runs a backward pass, as when a checkpointed forward is computed again."""
     return torch._C._current_graph_task_id() != -1
+
+
+def is_engine(code: CodeType) -> bool:
+    """Whether a frame of this code waits for a backward pass: what is above it has no part in that."""
+    return code in (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+
+
+def called_back(training: int) -> bool:
+    """Whether this thread runs a callback of C++, as of a hook of DDP, for a backward that another thread waits for."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code.co_filename == threading.__file__:
+        return False  # a thread of Python's
+    waiting = sys._current_frames().get(training)
+    while waiting is not None and not is_engine(waiting.f_code):
+        waiting = waiting.f_back
+    return waiting is not None
 
 
 def in_forward_mode() -> bool:

@@ -50,9 +50,17 @@ def place(code: CodeType, line: int) -> str:
 
 
 def innermost(frame: FrameType | None) -> str:
-    """The innermost line of the program at or above a frame; "" if there is none."""
+    """The innermost line of the program at or above a frame; "" if there is none.
+
+    Of a package that is installed beside torch also the line that called it: a person can change that one.
+    """
+    inner = ""
     while frame is not None:
-        if is_program(frame.f_code.co_filename):
-            return place(frame.f_code, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if is_program(file):
+            here = place(frame.f_code, frame.f_lineno)
+            if PACKAGES not in file:
+                return f"{inner}, called at {here}" if inner else here
+            inner = inner or here
         frame = frame.f_back
-    return ""
+    return inner

@@ -19,9 +19,11 @@ import torch
 from retrograd.compat import fsdp2, torch_autograd
 from retrograd.compat.registry import require, works
 from retrograd.compat.torch_ddp import BucketOrders, bucket_orders
+from retrograd.core.wording import some
+from retrograd.fsdp.schema import JOINED
 
 _DEEP = 400  # frames looked at: a deep model calls 3 a level
-_MODULE, _DISTRIBUTED, _SELF = "module", "distributed", "self"
+_MODULE, _DISTRIBUTED, _SELF, _JOIN, _ENGINE = "module", "distributed", "self", "join", "engine"
 _here = threading.local()
 
 
@@ -59,7 +61,9 @@ class Attribution:
     def of(self, frame: Any, kind: str, numel: int, group: Any) -> tuple[str, tuple[str, ...], str, str]:
         """By whom, for which modules, in which phase and by which reduction a collective is issued in this frame."""
         task = torch_autograd.backward_id()
-        owner, inner, outer, op, python = self._frames(frame, task != -1)
+        owner, inner, outer, op, python, joined = self._frames(frame, task != -1)
+        if joined:
+            return JOINED, (), "other", op
         if task != -1:
             phase = "backward"
         elif self.optimizing:
@@ -91,35 +95,43 @@ class Attribution:
             return names
         return tuple(self._name(module, self.model) for module in fsdp2.modules_of(owner))
 
-    def _frames(self, frame: Any, backward: bool) -> tuple[Any, Any, Any, str, bool]:
-        """FSDP's group, innermost and outermost module, the reduction, whether torch.distributed was called."""
+    def _frames(self, frame: Any, backward: bool) -> tuple[Any, Any, Any, str, bool, bool]:
+        """FSDP's group, innermost and outermost module, the reduction, if torch.distributed was called, if Join."""
         owner = inner = outer = None
-        op, python = "", False
+        op, python, joined = "", False, False
         for _ in range(_DEEP):
             if frame is None or (backward and owner is not None):
                 break
             role = self._roles.get(frame.f_code)
             if role is None:
                 role = self._roles[frame.f_code] = self._role(frame.f_code)
+            if role == _ENGINE and backward:
+                break
             if role == _DISTRIBUTED:
                 python = True
                 op = op or _reduction(frame.f_locals.get("op"))
             elif role == _MODULE:
                 outer = frame.f_locals["self"]
                 inner = outer if inner is None else inner
+            elif role == _JOIN:
+                joined = True
             elif role == _SELF and owner is None and (group := fsdp2.param_group_class()) is not None:
                 candidate = frame.f_locals.get("self")
                 owner = candidate if isinstance(candidate, group) and works(fsdp2.STATE) else None
             frame = frame.f_back
-        return owner, inner, outer, op, python
+        return owner, inner, outer, op, python, joined
 
     def _role(self, code: CodeType) -> str:
         """What a frame of this code can tell."""
         name = code.co_filename.replace("\\", "/")
+        if torch_autograd.is_engine(code):
+            return _ENGINE
         if name.endswith("/torch/distributed/distributed_c10d.py"):
             return _DISTRIBUTED if "op" in code.co_varnames else ""
         if code.co_name == "_call_impl" and name.endswith("/torch/nn/modules/module.py"):
             return _MODULE
+        if code.co_name == "__exit__" and name.endswith("/torch/distributed/algorithms/join.py"):
+            return _JOIN
         # Also a method that somebody put in the place of FSDP's, as long as it is one.
         first = code.co_varnames[:1] == ("self",)
         return _SELF if first and ("/torch/" not in name or name.endswith("/_fsdp_param_group.py")) else ""
@@ -185,6 +197,14 @@ class _DdpBuckets:
             for name, parameter in model.module.named_parameters()
             if parameter.requires_grad
         }
+
+    def idle(self, optimizer: torch.optim.Optimizer | None) -> str:
+        """Parameters of DDP that have no gradient although this optimizer has updated them before; "" if none."""
+        names = {id(p): name for model in self._orders for name, p in model.module.named_parameters()}
+        groups, state = (optimizer.param_groups, optimizer.state) if optimizer is not None else ([], {})
+        params = (p for group in groups for p in group["params"] if p.grad is None)
+        idle = [names[id(p)] for p in params if id(p) in names and p in state]
+        return f"no gradient for {some(idle, 3)}, which the optimizer has updated before" if idle else ""
 
     def _of(self, group: Any) -> list[Any]:
         models = [model for model in self._orders if model.process_group is group]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from retrograd.fsdp.schema import Collective, Log
+from retrograd.fsdp.schema import JOINED, Collective, Log
 
 ADVICE = "issue collectives in the same order on every rank (module order, sets, data-dependent branches)"
 ORDER = "; both issue the same collectives, in another order"
@@ -93,13 +93,15 @@ def diff(one: Log, other: Log, names: tuple[str, str] | None = None) -> LogDiff:
     """
     called = names or (f"rank {one.rank}", f"rank {other.rank}")
     across = one.rank != other.rank
-    compared = 0
+    compared, joined = 0, across and any(c.by == JOINED for log in (one, other) for c in log.table)
     first, second = dict(one.parts()), dict(other.parts())
     # Steps that only one log still keeps are left out: both forget the oldest first.
     for place in first if set(first) >= set(second) else second:
         mine, theirs = first.get(place), second.get(place)
         if mine is None or theirs is None:
             continue
+        if joined and any(c.by == JOINED for c in (*mine, *theirs)):
+            break  # a rank without input has fewer steps from here on
         if across:
             parted = rank_difference(mine, theirs, one.rank, other.rank)
         else:
@@ -109,7 +111,7 @@ def diff(one: Log, other: Log, names: tuple[str, str] | None = None) -> LogDiff:
             at, difference = parted
             return LogDiff(called, compared, f"{place}, collective {at}", difference.text(*called), difference)
         compared += place.startswith("step") and "not ended" not in place
-    if one.total != other.total:
+    if one.total != other.total and not joined:
         text = f"{called[0]} made {one.total} steps, {called[1]} {other.total}"
         return LogDiff(called, compared, f"step {min(one.total, other.total)}", text)
     return LogDiff(called, compared)

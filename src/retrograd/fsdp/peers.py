@@ -17,7 +17,7 @@ from pathlib import Path
 from retrograd.core.rank_store import RankStore
 from retrograd.fsdp.log_diff import Difference
 from retrograd.fsdp.ring_file import FAILED, LEFT, RUNNING, RingEntry, RingReader, RingWriter
-from retrograd.fsdp.schema import Lane, Payload
+from retrograd.fsdp.schema import JOINED, Lane, Payload
 
 _NAME = "ring"
 _AGAIN = 0.005  # seconds after which a difference is read once more: another process may have been in the middle of it
@@ -98,6 +98,8 @@ class Peers:
                     continue
                 if reader.head.checks < self.own.head.checks and (entry := reader.entry(lane, mine)) is not None:
                     collective, line = reader.collective(entry), reader.line(entry)
+                    if collective.by == JOINED:
+                        continue
                     words = f"rank {rank} {collective.does} ({collective.details}){f' at {line}' if line else ''}"
                     parts = [f"{words} where rank {self.own.rank} is at the end of the step"]
                     parts += _departures(self._of(lane), lane, mine, entry.step)
@@ -160,7 +162,8 @@ def _differing(own: RingReader, other: RingReader, lane: Lane, number: int) -> t
         if mine is None or theirs is None or mine.token == theirs.token:
             return ()
         pair = [mine, theirs]
-    return own.collective(pair[0]).payload, other.collective(pair[1]).payload
+    both = own.collective(pair[0]), other.collective(pair[1])
+    return () if JOINED in (both[0].by, both[1].by) else (both[0].payload, both[1].payload)
 
 
 def first_parting(readers: Sequence[RingReader]) -> str:
@@ -168,15 +171,24 @@ def first_parting(readers: Sequence[RingReader]) -> str:
     for lane in dict.fromkeys(lane for reader in readers for lane in reader.lanes()):
         members = {reader.rank: reader for reader in readers if reader.rank in lane[1]}
         for number in range(min((r.count(lane) for r in members.values()), default=0)):
-            entries = [reader.entry(lane, number) for reader in members.values()]
-            if len({entry.token for entry in entries if entry is not None}) > 1:
-                return parting(members, lane, number)
+            entries = {r: e for r, reader in members.items() if (e := reader.entry(lane, number)) is not None}
+            if len({entry.token for entry in entries.values()}) > 1:
+                training = [r for r in entries if not _shadows(members[r], lane, number)]
+                if len({entries[r].token for r in training}) > 1:
+                    return parting(members, lane, number)
     return ""
+
+
+def _shadows(reader: RingReader, lane: Lane, number: int) -> bool:
+    """Whether a rank without input issued what is at this place, in the stead of what it would have."""
+    entry = reader.entry(lane, number) if reader.count(lane) > number else None
+    return entry is not None and reader.collective(entry).by == JOINED
 
 
 def parting(readers: Mapping[int, RingReader], lane: Lane, number: int) -> str:
     """The sentence on ranks that issue different collectives at one place of a group."""
-    entries = {r: reader.entry(lane, number) for r, reader in sorted(readers.items()) if reader.count(lane) > number}
+    readers = {r: reader for r, reader in sorted(readers.items()) if not _shadows(reader, lane, number)}
+    entries = {r: reader.entry(lane, number) for r, reader in readers.items() if reader.count(lane) > number}
     kinds: dict[bytes, list[int]] = {}
     for rank, entry in entries.items():
         if entry is not None:
@@ -200,30 +212,41 @@ def parting(readers: Mapping[int, RingReader], lane: Lane, number: int) -> str:
 
 def _departures(readers: Mapping[int, RingReader], lane: Lane, number: int, step: int) -> list[str]:
     """Which ranks do other than in their earlier steps, where the rest does not."""
-    words = {rank: _departure(reader, lane, number, step) for rank, reader in readers.items()}
-    if "" not in words.values():
+    words = dict[int, str | None]()
+    for anywhere in (False, True):  # also DDP's first steps, which begin otherwise than those after them
+        words = {rank: _departure(reader, lane, number, step, anywhere) for rank, reader in readers.items()}
+        if "" in words.values():
+            break
+    else:
         return []
     return [f"rank {rank} departs from its steps before: {text}" for rank, text in words.items() if text]
 
 
-def _departure(reader: RingReader, lane: Lane, number: int, step: int) -> str | None:
-    """What a rank does other than in each of its earlier steps; "" if nothing, None if there are none to compare."""
+def _departure(reader: RingReader, lane: Lane, number: int, step: int, anywhere: bool) -> str | None:
+    """What a rank does other than in each of its earlier steps; "" if nothing, None if there are none to compare.
+
+    `anywhere`: what it does may come in the midst of an earlier step, too.
+    """
     entries, steps = reader.entries(lane), dict[int, list[RingEntry]]()
     for entry in entries:
-        steps.setdefault(entry.step, []).append(entry)
+        if entry.step <= step:  # another rank may be behind
+            steps.setdefault(entry.step, []).append(entry)
     now = [entry for entry in steps.pop(step, []) if entry.number <= number]
     if entries and entries[0].number:
         steps.pop(entries[0].step, None)  # its beginning was overwritten
     ended = reader.count(lane) <= number
     longest, before = -1, list[RingEntry]()
-    for earlier in steps.values():
+    starts = [
+        (e, k) for e in steps.values() for k in range(1, len(e)) if anywhere and now and e[k].token == now[0].token
+    ]
+    for earlier in (*steps.values(), *(rows[at:] for rows, at in starts)):
         pairs = zip(now, earlier, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0].token == pair[1].token, pairs))
         if same == len(now) and (not ended or len(earlier) == same):
             return ""
         if same > longest:
             longest, before = same, earlier
-    if not before:
+    if not before or (anywhere and not now):
         return None
     same = longest
     due = reader.collective(before[same]).name if same < len(before) else "the end of the step"

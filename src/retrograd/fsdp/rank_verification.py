@@ -16,10 +16,10 @@ from retrograd.errors import RanksDifferError, VerificationError
 from retrograd.fsdp.log_diff import ADVICE, ORDER, Difference, first_difference, rank_difference
 from retrograd.fsdp.peers import Peers
 from retrograd.fsdp.ring_file import FAILED
-from retrograd.fsdp.schema import Collective, Lane, token
+from retrograd.fsdp.schema import JOINED, Collective, Lane, token
 from retrograd.fsdp.step_patterns import Journal
 
-_FAILED, _ENDED = "failed", "ended"
+_FAILED, _ENDED, _JOINED = "failed", "ended", "joined"
 _LOOK = 0.25  # seconds between two looks for ranks that failed
 
 
@@ -36,6 +36,7 @@ class RankVerifier:
         self.bad = ""  # what this rank gave that is not finite
         self._sequence: dict[Lane, int] = {}
         self._first: dict[Lane, int] = {}
+        self._joined = set[int]()  # ranks without input, this one too: their steps are not those of the others any more
         self._parted = ""  # where this rank and another part, if what they issued passed
 
     def check(self) -> None:
@@ -44,6 +45,8 @@ class RankVerifier:
         RanksDifferError if one issued other collectives or says nothing in time; VerificationError if one gave NaN or
         Inf to a reduction.
         """
+        if self.exchange.rank in self._joined:
+            return
         name = f"check/{self.count}"
         mine = [[*lane, digest.hex()] for lane, digest in self.journal.groups.items()]
         messages = self.journal.channels.packed()
@@ -108,10 +111,13 @@ class RankVerifier:
         Two that differ in their names alone pass, since neither hangs: every rank raises at the end of the step. Ranks
         of other machines are looked at through the store, and only in the `first` steps: 0.2 ms a collective.
         """
-        if collective.unordered:
+        if collective.by == JOINED:
+            self._join()
+        if collective.unordered or collective.by == JOINED:
             return
         passes = self.peers.compare(collective.lane) if self.peers is not None else True
         self._parted = self._parted or (self.peers.parted if self.peers is not None else "")
+        first = first and self.exchange.rank not in self._joined
         if first and not self._parted and not (self.peers is not None and self.peers.complete):
             self._parted, passes = self._against_first(collective)
         if not passes:
@@ -132,11 +138,23 @@ class RankVerifier:
 
     def before(self, collective: Collective) -> None:
         """RanksDifferError if a rank of the group is about to issue another collective, or none in time."""
-        if not collective.unordered:
+        if not collective.unordered and self.exchange.rank not in self._joined:
             self._agree(collective.lane, collective)
+
+    def _join(self) -> None:
+        """This rank has no input left: the others are told before they wait for it."""
+        if self.exchange.rank not in self._joined:
+            self._joined.add(self.exchange.rank)
+            self.exchange.post(_JOINED, "")
+            self.journal.notes.append(
+                f"step {self.journal.total}: no input is left (torch.distributed.algorithms.Join); from here on this "
+                "rank shadows what the others do, and its steps are not compared with theirs"
+            )
 
     def end_of_step(self) -> None:
         """A rank that issues less than the others says so here: RanksDifferError if one is about to issue one more."""
+        if self.exchange.rank in self._joined:
+            return
         for lane in sorted({("", tuple(range(self.exchange.size))), *self.journal.groups}):
             self._agree(lane, None)
 
@@ -159,9 +177,15 @@ class RankVerifier:
             self.exchange.forget(f"{each}/{number - 1}")
 
     def _gather(self, name: str, ranks: Sequence[int], due: str) -> dict[int, str]:
-        answers = self.exchange.gather(name, ranks, self.seconds, self._in_vain(ranks))
-        missing = [r for r in ranks if r not in answers]
-        if missing:
+        answers = dict[int, str]()
+        while missing := [r for r in ranks if r not in answers and r not in self._joined]:
+            answers |= self.exchange.gather(name, missing, self.seconds, self._in_vain(missing))
+            missing = [r for r in missing if r not in answers]
+            if joined := self._left(missing):
+                self._joined |= joined
+                continue
+            if not missing:
+                break
             if sentence := self.peers.ahead(missing) if self.peers is not None else "":
                 raise RanksDifferError(f"{sentence}; {ADVICE}")
             failed = self._end_of(missing[0])
@@ -184,11 +208,15 @@ class RankVerifier:
             if time.monotonic() - last < _LOOK:
                 return False
             last = time.monotonic()
-            if self.failures():
+            if self._left(ranks) or self.failures():
                 return True
             return self.peers is not None and bool(self.peers.gone() or self.peers.ahead(ranks))
 
         return in_vain
+
+    def _left(self, ranks: Sequence[int]) -> set[int]:
+        """Which of these ranks have no input left."""
+        return {rank for rank in ranks if self.exchange.look(_JOINED, rank) is not None}
 
     def failures(self) -> dict[int, str]:
         """What other ranks said when they ended with an error."""

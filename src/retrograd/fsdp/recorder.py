@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from retrograd.compat import c10d_collectives as c10d
-from retrograd.compat.torch_autograd import in_backward
+from retrograd.compat.torch_autograd import called_back, in_backward
 from retrograd.compat.versions import UntestedVersionWarning, tested
 from retrograd.core.program_lines import innermost
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
@@ -233,7 +233,7 @@ class CollectiveLog:
         numel = VARYING if varying else sum(t.numel() for t in call.tensors)
         by, modules, phase, op = self._attribution.of(sys._getframe(1), call.kind, numel, call.group)
         if phase in ("optimizer", "other") and threading.get_ident() != self._thread:
-            phase = BESIDE
+            phase = "backward" if called_back(self._thread) else BESIDE
         if self._ended and phase != "optimizer" and (phase in COMPARED or by == "fsdp"):
             self._close()
         dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
@@ -273,7 +273,7 @@ class CollectiveLog:
         if not self.journal.total:
             self._conditions.optimizer(optimizer, self._attribution.ddp.replicas())
         self._reduced()
-        self._compare()
+        self._compare(optimizer)
         self._verified = True
         self._attribution.optimizing = True
 
@@ -298,17 +298,20 @@ class CollectiveLog:
                 "set_requires_gradient_sync(True) before the last backward"
             )
 
-    def _compare(self) -> None:
+    def _compare(self, optimizer: Any = None) -> None:
         every, now = self.options["verify_every"], self.journal.total
-        if (verifier := self._ranks()) is None or not (
-            now < self.options["first"] or (every is not None and now % every == 0)
-        ):
+        due = now < self.options["first"] or (every is not None and now % every == 0)
+        if (verifier := self._ranks()) is None or not due:
             return
         self._conditions.start()
         try:
             if self.options["strict"]:
                 verifier.end_of_step()
             verifier.check()
+        except RanksDifferError as error:
+            if idle := self._attribution.ddp.idle(optimizer):
+                raise RanksDifferError(f"{error}; rank {self.journal.rank} has {idle}") from None
+            raise
         finally:
             if verifier.exchange.rank == 0:
                 self._conditions.tell(self._tell, self.journal.notes)

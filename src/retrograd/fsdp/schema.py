@@ -16,6 +16,7 @@ SCHEMA = "retrograd.fsdp.log/1"
 VARYING = -1  # the size of a collective whose sizes may differ between ranks and steps: routed tokens, for instance
 POINT_TO_POINT = ("send", "recv")
 REDUCTIONS = ("reduce-scatter", "all-reduce")
+JOINED = "join"  # by: a rank without input shadows what the others do (torch.distributed.algorithms.Join)
 BESIDE = "beside"  # phase of what a thread beside training issues, as one that saves a checkpoint
 COMPARED = ("forward", "backward", "optimizer")  # phases of a step; the rest comes when the program likes
 _NAMED = 3  # modules named of one collective
@@ -36,7 +37,8 @@ class Collective:
         dtype: "float32", ...
         op: "sum", "avg", ...; "" if unknown or none.
         ranks: the ranks of its group, sorted.
-        by: who issues it: "fsdp", "ddp", "bucket", "module" (the forward of a module), "" for the program.
+        by: who issues it: "fsdp", "ddp", "bucket", "module" (the forward of a module), "join"
+            (in the place of a forward, by a rank without input), "" for the program.
         root: rank from or to which it goes, of its group, -1 where there is none; of send and recv the peer's rank
             among all, -1 for any.
         group: the name of its process group, the same on all of its ranks.

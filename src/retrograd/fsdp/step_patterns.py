@@ -155,7 +155,11 @@ def _rebuilt(was: list[Collective], now: list[Collective]) -> str | None:
     """DDP builds its buckets anew after the first backward: other all-reduces of the same gradients."""
     rest = [[c for c in side if c.by != "ddp"] for side in (was, now)]
     sums = [[c for c in side if c.by == "ddp" and c.kind == "all-reduce"] for side in (was, now)]
-    if not all(sums) or first_difference(*rest) is not None:
+    if first_difference(*rest) is not None:
+        return None
+    if not any(sums):  # a hook's all-reduces are no bucket's: what is left of DDP is how it synchronises them
+        return "DDP synchronised its buckets, which it does once, when it rebuilds them"
+    if not all(sums):
         return None
     sizes = [sum(c.numel for c in side) for side in sums]
     if sizes[0] != sizes[1]:
