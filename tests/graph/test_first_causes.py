@@ -266,3 +266,137 @@ def test_exchanged_operands_come_before_what_stands_behind_them() -> None:
         "multiply f32[4]: operands 0 and 1 exchanged",
         "constant f32[] 8 -> 5",
     ]
+
+
+ORDER = """HloModule m
+
+ENTRY e {
+  p = f32[4]{0} parameter(0)
+  w = f32[4]{0} parameter(1)
+  s = f32[4]{0} sine(p)
+  c = f32[4]{0} cosine(w)
+  ROOT r = (f32[4]{0}, f32[4]{0}) tuple(s, c)
+}
+"""
+
+
+@pytest.mark.parametrize(("behind", "leads"), [("c", "cosine"), ("p", "sine")])
+def test_what_lies_behind_another_cause_in_one_graph_alone_is_told_behind_it(behind: str, leads: str) -> None:
+    other = ORDER.replace("  s = f32[4]{0} sine(p)\n", "").replace(
+        "cosine(w)", f"tan(w)\n  n = f32[4]{{0}} negate({behind})\n  s = f32[4]{{0}} floor(n)"
+    )
+    assert first(ORDER, other).startswith(f"{leads} f32[4] replaced by")
+
+
+SCALED = """HloModule m
+
+ENTRY e {
+  p = f32[] parameter(0)
+  w = f32[] parameter(1)
+  s = f32[] add(p, w)
+  k = f32[] constant(1)
+  ROOT r = f32[] maximum(s, k)
+}
+"""
+
+
+@pytest.mark.parametrize(("factor", "leads"), [("2", "constant f32[] 1 -> 2"), ("3", "+ multiply f32[] with 3")])
+def test_a_number_comes_before_the_operation_that_it_takes_away(factor: str, leads: str) -> None:
+    other = SCALED.replace("add(p, w)", f"add(p, w)\n  f = f32[] constant({factor})\n  t = f32[] multiply(s, f)")
+    assert first(SCALED, other.replace("maximum(s", "maximum(t").replace("constant(1)", "constant(2)")).startswith(
+        leads
+    )
+
+
+CALLED = (
+    SCALED.replace("ENTRY e", "k")
+    + """
+ENTRY e {
+  p = f32[4]{0} parameter(0)
+  i = f32[] constant(0)
+  ROOT r.1 = f32[] reduce(p, i), dimensions={0}, to_apply=k
+}
+"""
+)
+
+
+def test_causes_of_a_called_computation_keep_their_order() -> None:
+    other = CALLED.replace("add(p, w)", "add(p, w)\n  f = f32[] constant(2)\n  t = f32[] multiply(s, f)")
+    assert "constant f32[] 1 -> 2" in first(CALLED, other.replace("m(s", "m(t").replace("constant(1)", "constant(2)"))
+
+
+STARTED = """HloModule m
+
+ENTRY e {
+  p = f32[] parameter(0)
+  w = f32[] parameter(1)
+  k = f32[] constant(4)
+  s = f32[] subtract(p, k)
+  f = f32[] floor(s)
+  t = f32[] tanh(f)
+  ROOT r = f32[] multiply(t, w)
+}
+"""
+
+
+def test_a_computation_comes_before_the_number_that_it_begins_with() -> None:
+    other = STARTED.replace("constant(4)", "constant(0.5)")
+    several = other.replace(
+        "tanh(f)", "tanh(f)\n  g = f32[] cosine(t)\n  h = f32[] exponential(g)\n  i = f32[] sqrt(h)"
+    )
+    assert first(STARTED, other) == "constant f32[] 4 -> 0.5"
+    assert first(STARTED, several.replace("multiply(t", "multiply(i")).startswith("+ cosine, exponential, sqrt")
+    # A number whose result is read elsewhere, too, is a cause of its own.
+    shared = [text.replace("multiply(t, w)", "multiply(t, f)") for text in (STARTED, several)]
+    assert first(shared[0], shared[1].replace("multiply(t", "multiply(i")) == "constant f32[] 4 -> 0.5"
+
+
+NORMED = """class GraphModule(torch.nn.Module):
+    def forward(self, L_x_: "f32[2, 4]", L_n_: "i64[]", L_m_: "f32[4]", L_v_: "f32[4]"):
+        # File: /net.py:9 in forward, code: return F.batch_norm(x)
+        add_: "i64[]" = L_n_.add_(1);  L_n_ = add_ = None
+        y: "f32[2, 4]" = torch.nn.functional.batch_norm(L_x_, L_m_, L_v_, None, None, True, 0.1, 1e-05)
+        return (y,)
+"""
+
+
+def test_a_batch_norm_that_is_evaluated_counts_no_batches() -> None:
+    evaluated = re.sub(r".*add_.*\n", "", NORMED).replace(' L_n_: "i64[]",', "").replace("True", "False")
+    (cause,) = diff(NORMED, evaluated).causes
+    assert "True, 0.1" in cause.what
+    assert "False, 0.1" in cause.what
+    # A counter at another line is a cause of its own.
+    apart = NORMED.replace("        y:", "        # File: /net.py:11 in forward, code: y\n        y:")
+    evaluated = evaluated.replace("/net.py:9", "/net.py:11")
+    assert [c.kind for c in diff(apart, evaluated).causes] == ["parameter_removed", "state_changed"]
+
+
+BACKWARD = """class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "f32[4]", mul: "f32[2, 4]", rsqrt: "f32[2, 1]", tangents_1: "f32[2, 4]"):
+        # File: /net.py:9 in forward, code: return self.norm(x)
+        back = torch.ops.aten.native_layer_norm_backward.default(tangents_1, mul, [4], rsqrt, rsqrt, primals_1, None, [True, True, False])
+        x: "f32[2, 4]" = back[0]
+        w: "f32[4]" = back[1]
+        s: "f32[4]" = torch.ops.aten.sum.dim_IntList(tangents_1, [0])
+        return (x, w, s)
+"""
+
+
+def test_gradients_that_are_asked_for_are_a_cause_where_nothing_else_is() -> None:
+    fewer = BACKWARD.replace("[True, True, False]", "[False, True, False]")
+    assert "[False, True, False]" in first(BACKWARD, fewer)
+    (cause,) = diff(BACKWARD, fewer.replace("sum.dim_IntList", "mean.dim")).causes
+    assert "mean" in cause.what
+
+
+def test_what_a_backward_computes_is_told_beside_what_is_saved_for_it_at_its_line() -> None:
+    saved = BACKWARD.replace(' rsqrt: "f32[2, 1]",', ' rsqrt: "f32[2, 1]", sin: "f32[2, 4]",').replace(
+        "        s:", '        t: "f32[2, 4]" = torch.ops.aten.mul.Tensor(sin, sin)\n        s:'
+    )
+    other = BACKWARD.replace("return (x, w", "return (f, e").replace(
+        "        s:",
+        '        e: "f32[4]" = torch.ops.aten.exp.default(w)\n'
+        '        f: "f32[2, 4]" = torch.ops.aten.exp.default(x)\n        s:',
+    )
+    text = " ".join(cause.what for cause in diff(saved.replace("List(tangents_1", "List(t"), other).causes)
+    assert "aten.exp.default" in text

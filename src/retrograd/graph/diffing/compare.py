@@ -15,6 +15,7 @@ from retrograd.graph.diffing import (
     compiled,
     downstream,
     loops,
+    precedence,
     regions,
     relabeled,
     remat,
@@ -134,7 +135,7 @@ class _Comparison:
         follows, renewed = downstream.following(view, explained[0])
         inner, more = self.called(view, renewed)
         kept = [cause for k, cause in enumerate(explained[0]) if k not in follows]
-        where = downstream.positions(view, kept)
+        where = precedence.positions(view, kept)
         causes = [Placed(c, "", view.changes.get(c, ()), at) for c, at in zip(kept, where, strict=True)] + inner
         more += sum(explained[0][k].count for k in follows)
         unexplained = [Placed(_unexplained(view))] * (entry and not self.unknown)
@@ -248,8 +249,9 @@ class _Comparison:
             kept = [p for p in inner if a not in renewed or p.cause.kind not in STRUCTURE]
             consequences += more + sum(p.cause.count for p in inner) - sum(p.cause.count for p in kept)
             place = f"the {role} of {view.a.form.labels[a][0]} {view.a.name(a)}"
-            at = a / len(view.a.form)
-            causes += [replace(p, within=f"{place}: in {p.within}" if p.within else place, position=at) for p in kept]
+            for p in kept:
+                at = (a + p.position / 2) / len(view.a.form)  # a literal of the caller stands half a place behind
+                causes.append(replace(p, within=f"{place}: in {p.within}" if p.within else place, position=at))
         return causes, consequences
 
     def count_steps(self, view: View, a: int, b: int, branches_a: int, branches_b: int) -> None:

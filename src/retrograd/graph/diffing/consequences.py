@@ -22,6 +22,8 @@ STRUCTURE = frozenset(
         "instruction_replaced", "duplicate_changed",
     }
 )  # fmt: skip
+_FLAG = re.compile(r"(?<![\[\w])(?:True|False)(?=[,)])")
+_MASK = re.compile(r"\[(?:(?:True|False)(?:, )?)++\]")
 _PACKED = re.compile(
     r"[+-] (?:\d+ x )?((?:(?:broadcast(?:-in-dim)?|get-tuple-element|constant|bitcast|copy),? )++)\S*\["
 )
@@ -47,7 +49,7 @@ class Placed:
 def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
     """The causes without those that follow from others, and how many places these have."""
     kept, dropped = list(causes), 0
-    for rule in (_of_calls, _of_parameters, _of_remat, _of_sizes, _of_dtypes, _of_saved):
+    for rule in (_of_calls, _of_parameters, _of_flags, _of_masks, _of_remat, _of_sizes, _of_dtypes, _of_saved):
         follows = set(map(id, rule(kept)))
         dropped += sum(placed.cause.count for placed in kept if id(placed) in follows)
         kept = [placed for placed in kept if id(placed) not in follows]
@@ -132,6 +134,31 @@ def _of_parameters(causes: list[Placed]) -> Iterator[Placed]:
         renewed = [p for p in causes if p.cause.kind == outputs and not p.within]
         if own and sum(p.cause.count for p in renewed) <= own + sum("new parameter" in p.cause.what for p in renewed):
             yield from renewed
+
+
+def _of_flags(causes: list[Placed]) -> Iterator[Placed]:
+    """Parameters that one side has for an operation at the line and as often as a flag of another one there changed.
+
+    A batch norm that is evaluated counts no batches.
+    """
+    flags = {(p.cause.where, p.cause.count) for p in causes if _only_flags(p, _FLAG)}
+    for placed in causes:
+        if placed.cause.kind in _SIGNATURE and placed.cause.where and (placed.cause.where, placed.cause.count) in flags:
+            yield placed
+
+
+def _of_masks(causes: list[Placed]) -> Iterator[Placed]:
+    """Which gradients an operation of a backward is asked for, where something is computed in another way."""
+    masks = [p for p in causes if _only_flags(p, _MASK)]
+    if len(masks) < sum(p.cause.kind not in _MOVED for p in causes):
+        yield from masks
+
+
+def _only_flags(placed: Placed, form: re.Pattern[str]) -> bool:
+    """Do the arguments of an operation differ in flags of this form alone?"""
+    texts = [[form.sub("", text) for text in change] for change in placed.changes]
+    attributes = placed.cause.kind in ("attribute_changed", "state_changed")
+    return attributes and bool(texts) and all(before == after for before, after in texts)
 
 
 def _of_saved(causes: list[Placed]) -> Iterator[Placed]:

@@ -20,49 +20,44 @@ _STRUCTURE: frozenset[Kind] = frozenset(
 _SIGNATURE: frozenset[Kind] = frozenset({"parameter_added", "parameter_removed"})
 _LEAD = _STRUCTURE | _SIGNATURE | {"attribute_changed", "shape_changed", "dtype_changed", "state_changed"}
 _OUTPUTS: frozenset[Kind] = frozenset({"output_added", "output_removed"})
-_FOR_USERS = frozenset({"broadcast", "broadcast-in-dim"})
 _FOLLOW = _STRUCTURE | _OUTPUTS | {"attribute_changed", "shape_changed", "dtype_changed"}
 _COLLECTIVES: frozenset[Kind] = frozenset({"collective_inserted", "collective_removed"})
-_MOST = 200  # causes that are looked at: a bit of every node for each
-
-
-def positions(view: View, causes: Sequence[Cause]) -> list[float]:
-    """Of each cause, how far into the program its first instruction stands: 0 at the beginning, 1 at the end."""
-    sides = [_nodes(half, causes) for half in (view.a, view.b)]
-    return [
-        min((_position(half, n) for n in nodes[k]), default=1.0)
-        for k in range(len(causes))
-        for half, nodes in [(view.a, sides[0]) if sides[0][k] else (view.b, sides[1])]
-    ]
+MOST = 200  # causes that are looked at: a bit of every node for each
 
 
 def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
     """The places of causes that another one is before, in all that they concern; nodes of A behind other parameters."""
     if not any(c.kind in _LEAD for c in causes):
         return set(), set()
-    causes = causes[:_MOST]
-    sides = [_nodes(half, causes) for half in (view.a, view.b)]
-    own = [_bits(nodes, causes) for nodes in sides]
-    before_b = _before(view.b, own[1], None, [])
-    before_a = _before(view.a, own[0], view.a.partner, before_b)
-    before_b = _before(view.b, own[1], view.b.partner, before_a)
+    causes = causes[:MOST]
+    sides = [nodes_of(half, causes) for half in (view.a, view.b)]
+    own = [bits_of(nodes, causes) for nodes in sides]
+    before_b = causes_before(view.b, own[1], None, [])
+    before_a = causes_before(view.a, own[0], view.a.partner, before_b)
+    before_b = causes_before(view.b, own[1], view.b.partner, before_a)
     follows: set[int] = set()
     for k, cause in enumerate(causes):
         if cause.kind in _COLLECTIVES and any(_within(sides, k, i) for i in range(len(causes)) if i != k):
             follows.add(k)
         if cause.kind not in _FOLLOW or cause.what.startswith("parameter"):
             continue
-        nodes = [before[n] for before, side in zip((before_a, before_b), sides, strict=True) for n in side[k]]
-        common = -1 if nodes else 0
-        for mask in nodes:
-            common &= mask
-        leads = [i for i in range(len(causes)) if i != k and common >> i & 1]
+        own = [common(before, side[k]) for before, side in zip((before_a, before_b), sides, strict=True) if side[k]]
+        shared = own[0] & own[-1] if own else 0
+        leads = [i for i in range(len(causes)) if i != k and shared >> i & 1]
         if cause.kind == "attribute_changed":
             leads = [i for i in leads if causes[i].kind in _SIGNATURE or _operation(causes[i]) == _operation(cause)]
         if leads:
             follows.add(k)
     signature = sum(1 << k for k, cause in enumerate(causes) if cause.kind in _SIGNATURE)
     return follows, {n for n in view.a.form.called if before_a[n] & signature}
+
+
+def common(masks: Sequence[int], nodes: Sequence[int]) -> int:
+    """The bits that the masks of all these nodes have; none if there are no nodes."""
+    shared = -1 if nodes else 0
+    for n in nodes:
+        shared &= masks[n]
+    return shared
 
 
 def _within(sides: list[list[list[int]]], k: int, i: int) -> bool:
@@ -75,7 +70,7 @@ def _operation(cause: Cause) -> str:
     return words[2] if words[1:2] == ["x"] else words[0]
 
 
-def _nodes(half: Half, causes: Sequence[Cause]) -> list[list[int]]:
+def nodes_of(half: Half, causes: Sequence[Cause]) -> list[list[int]]:
     """The nodes of each cause on one side."""
     names = [set(cause.b if half.added else cause.a) for cause in causes]
     owners: dict[str, list[int]] = defaultdict(list)
@@ -91,23 +86,17 @@ def _nodes(half: Half, causes: Sequence[Cause]) -> list[list[int]]:
     return nodes
 
 
-def _position(half: Half, node: int) -> float:
-    """A literal stands where it is used, behind the operation that does, and so does what is made for one use."""
-    literal = node in half.form.literals
-    users = list(half.readers(node)) if literal else half.users[node] if half.form.labels[node][0] in _FOR_USERS else ()
-    return (min(users) + 0.5 if users else node) / len(half.form)
-
-
-def _bits(nodes: list[list[int]], causes: Sequence[Cause]) -> dict[int, int]:
+def bits_of(nodes: list[list[int]], causes: Sequence[Cause]) -> dict[int, int]:
     bits: dict[int, int] = defaultdict(int)
     for k, own in enumerate(nodes):
-        if causes[k].kind in _LEAD:
+        # What a forward saves is no reason of what its backward computes: both have one.
+        if causes[k].kind in _LEAD and "saved for backward" not in causes[k].what:
             for n in own:
                 bits[n] |= 1 << k
     return bits
 
 
-def _before(half: Half, own: dict[int, int], partner: list[int] | None, other: list[int]) -> list[int]:
+def causes_before(half: Half, own: dict[int, int], partner: list[int] | None, other: list[int]) -> list[int]:
     """Of each node a bit for each cause that it depends on; what its partner depends on counts as well."""
     masks: list[int] = []
     for n, operands in enumerate(half.form.operands):

@@ -93,7 +93,8 @@ def find_causes(view: View) -> list[Cause]:
         connected = regions(half)
         causes += _outputs(half, connected, extra)
         rest = [r for r in connected if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]
-        lines[half.added] = {half.best_line(r.nodes) for r in rest if r.parameters} - {""}
+        stateful = [r for r in rest if r.parameters and not half.saved(r.parameters)]
+        lines[half.added] = {half.best_line(r.nodes) for r in stateful} - {""}
         grouped = _grouped(half, other, rest)
         fed |= {c: {half.partner[n] if half.added else n for r in rs for n in r.fed} for c, rs in grouped}
         causes += [cause for cause, _ in grouped]

@@ -1,0 +1,108 @@
+"""Precedence of the causes within one computation: how far into the program each stands, and which explains which.
+
+A number that becomes 1, or a power of two, takes operations away that the compiler does without: the number is first.
+Where another computation begins with another number, that computation is first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from retrograd.graph.diffing.downstream import MOST, bits_of, causes_before, common, nodes_of
+from retrograd.graph.diffing.side_by_side import Half, View
+from retrograd.graph.schema import Cause
+
+_FOR_USERS = frozenset({"broadcast", "broadcast-in-dim"})
+_REGIONS = frozenset({"instruction_inserted", "instruction_removed", "instruction_replaced"})
+_NEXT = 1e-9  # behind another cause, before what stands behind that one
+_FEWEST = 3  # different operations of a region that no number explains
+_FARTHEST = 64  # operations between a number and a region that it leads into
+_Sides = tuple[list[list[int]], list[list[int]]]
+
+
+def positions(view: View, causes: Sequence[Cause]) -> list[float]:
+    """Of each cause, how far into the program its first instruction stands: 0 at the beginning, 1 at the end.
+
+    What another cause explains, or what lies behind it in one of the graphs and not in the other, stands behind it.
+    """
+    halves = view.a, view.b
+    sides = nodes_of(view.a, causes), nodes_of(view.b, causes)
+    places = [
+        min((_position(half, n) for n in nodes[k]), default=1.0)
+        for k in range(len(causes))
+        for half, nodes in [(view.a, sides[0]) if sides[0][k] else (view.b, sides[1])]
+    ]
+    few = range(min(len(causes), MOST))
+    behind = [0] * len(few)
+    for half, nodes in zip(halves, sides, strict=True) if len(few) > 1 else ():
+        before = causes_before(half, bits_of(nodes[: len(few)], causes), None, [])
+        for k in few:
+            own = [n for n in nodes[k] if n not in half.form.literals]
+            behind[k] |= common(before, own) & ~(1 << k)
+    for k in sorted(few, key=places.__getitem__):
+        leads = [i for i in few if behind[k] >> i & 1 and not behind[i] >> k & 1]
+        places[k] = max([places[k], *(places[i] + _NEXT for i in leads)])
+    for first, second in _explained(view, causes, sides):
+        places[second] = max(places[second], places[first] + _NEXT)
+    return places
+
+
+def _position(half: Half, node: int) -> float:
+    """A literal stands where it is used, behind the operation that does, and so does what is made for one use."""
+    literal = node in half.form.literals
+    users = list(half.readers(node)) if literal else half.users[node] if half.form.labels[node][0] in _FOR_USERS else ()
+    return (min(users) + 0.5 if users else node) / len(half.form)
+
+
+def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[tuple[int, int]]:
+    """Pairs of a cause and another that it explains: of numbers and regions."""
+    regions = [k for k, cause in enumerate(causes[:MOST]) if cause.kind in _REGIONS]
+    for c in [c for c, cause in enumerate(causes[:MOST]) if cause.kind == "constant_changed" and regions]:
+        numbers = {text for change in view.changes.get(causes[c], ()) for text in change}
+        for k in regions:
+            own = [_operations(half, nodes[k]) for half, nodes in zip((view.a, view.b), sides, strict=True)]
+            halves = list(zip((view.a, view.b), own, strict=True))
+            if min(len(names) for names, _ in own) <= 1 and any(_reads(half, n, numbers) for half, (_, n) in halves):
+                yield c, k
+            elif len(own[0][0] | own[1][0]) >= _FEWEST and any(
+                own and _leads_into(half, nodes[c], set(nodes[k]))
+                for half, nodes in zip((view.a, view.b), sides, strict=True)
+            ):
+                yield k, c
+
+
+def _operations(half: Half, nodes: list[int]) -> tuple[set[str], list[int]]:
+    """Names and nodes of operations, without literals and what only broadcasts."""
+    form = half.form
+    own = [n for n in nodes if n not in form.literals and form.labels[n][0] not in _FOR_USERS and form.operands[n]]
+    return {form.labels[n][0] for n in own}, own
+
+
+def _reads(half: Half, nodes: list[int], numbers: set[str]) -> bool:
+    """Does the only operation of a region read one of these numbers?"""
+    form = half.form
+    if len({form.labels[n][0] for n in nodes}) != 1:
+        return False
+    pending = [o for n in nodes for o in form.operands[n]]
+    while pending:
+        node = pending.pop()
+        if node in form.literals or form.labels[node][0] in _FOR_USERS:
+            if " ".join(form.labels[node][1:]) in numbers:
+                return True
+            pending += form.operands[node]
+    return False
+
+
+def _leads_into(half: Half, numbers: list[int], region: set[int]) -> bool:
+    """Is all that reads these numbers, sooner or later, read by the region alone?"""
+    pending = [user for n in numbers for user in half.readers(n)]
+    outputs, seen = set(half.form.outputs), set[int]()
+    while pending:
+        node = pending.pop()
+        if node in region or node in seen:
+            continue
+        seen.add(node)
+        if node in outputs or len(seen) > _FARTHEST or not half.users[node]:
+            return False
+        pending += half.users[node]
+    return bool(seen or numbers)
