@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import get_args
 
 from retrograd.core import gc_pause
+from retrograd.core.wording import count
 from retrograd.graph import keys, undecided
 from retrograd.graph.canonical import forms
 from retrograd.graph.diffing import (
@@ -21,8 +22,8 @@ from retrograd.graph.diffing import (
     remat,
     reordered,
 )
-from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, merged
-from retrograd.graph.diffing.matching import Matching, Places, match, places_of
+from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, merged, reshapes
+from retrograd.graph.diffing.matching import Matching, Places, is_nothing, match, places_of
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.form import Form
@@ -58,12 +59,13 @@ def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     started = time.perf_counter()
     both = _Comparison(a, b)
     placed, consequences = both.computation(a.entry, b.entry)
-    placed += [Placed(cause) for cause in both.loops()]
+    placed += [Placed(cause, position=1.0) for cause in both.loops()]
     placed, more = first_causes(placed)
-    placed.sort(key=lambda p: (*_rank(p.cause), p.position))
+    reshaped = any(reshapes(p) and p.cause.kind == "attribute_changed" for p in placed)
+    placed.sort(key=lambda p: (*_rank(p.cause, reshaped), p.position))
     causes, consequences = merged(placed), consequences + more
     causes += both.compiled(causes)
-    causes.sort(key=_rank)
+    causes.sort(key=lambda cause: _rank(cause, reshaped))
     view = both.entry
     live_b = sum(view.b.form.live) if view else sum(both.forms_b[b.entry].live)
     notes = both.notes(causes)
@@ -304,9 +306,14 @@ class _Comparison:
         return notes
 
 
-def _rank(cause: Cause) -> tuple[bool, int]:
-    """The first cause first; those of one rank in the order of the program."""
+def _rank(cause: Cause, reshaped: bool) -> tuple[bool, int]:
+    """The first cause first; those of one rank in the order of the program.
+
+    `reshaped`: an operation that no loop explains has another shape, and with it a loop over this another length.
+    """
     rank = _RANK.index(cause.kind)
+    if reshaped and cause.kind == "loop_changed":
+        rank = _RANK.index("constant_changed")
     exchanged = cause.kind == "operand_changed" and cause.what.endswith("exchanged")
     if exchanged or (cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]):
         rank = _RANK.index("constant_changed")
@@ -322,6 +329,11 @@ def _cost(hypothesis: _Hypothesis) -> tuple[int, int]:
 
 def _unexplained(view: View) -> Cause:
     """Two computations that are not equal always differ for a reason; never say "same" for want of words."""
+    count_a, count_b = (sum(is_nothing(half.form.labels[o]) for o in half.form.outputs) for half in (view.a, view.b))
+    if count_a != count_b:
+        kind, sign, letter = ("output_added", "+", "B") if count_b > count_a else ("output_removed", "-", "A")
+        several = count(abs(count_b - count_a), "output")
+        return Cause(kind, f"{sign} {several} None in {letter} only: gradients of inputs that need none")
     count_a, count_b = (sum(half.form.live) for half in (view.a, view.b))
     text = f"the two differ in a way that has no name here ({count_a} and {count_b} live instructions)"
     return Cause("operand_changed", text, advice="please report it, with both files")

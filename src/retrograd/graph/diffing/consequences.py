@@ -24,9 +24,12 @@ STRUCTURE = frozenset(
 )  # fmt: skip
 _FLAG = re.compile(r"(?<![\[\w])(?:True|False)(?=[,)])")
 _MASK = re.compile(r"\[(?:(?:True|False)(?:, )?)++\]")
-_PACKED = re.compile(
-    r"[+-] (?:\d+ x )?((?:(?:broadcast(?:-in-dim)?|get-tuple-element|constant|bitcast|copy),? )++)\S*\["
-)
+# What only carries values into a loop and out of it, and what has the shape that its users want.
+_PACKS = frozenset({"broadcast", "broadcast-in-dim", "get-tuple-element", "constant", "bitcast", "copy"})
+_SHAPED = frozenset({"broadcast", "broadcast-in-dim", "iota", "constant"})
+_HANDED = re.compile(r"output \d+ is parameter (\S+) \S+ -> parameter (\S+) ")
+_COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default", "copy", "bitcast"})
+_COUNT = re.compile(r"(?:[+-] )?(?:\d+ x )?")
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
 _CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
 _MOVED = COMPILES_AGAIN | {"parameter_moved", "output_moved"}
@@ -49,7 +52,17 @@ class Placed:
 def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
     """The causes without those that follow from others, and how many places these have."""
     kept, dropped = list(causes), 0
-    for rule in (_of_calls, _of_parameters, _of_flags, _of_masks, _of_remat, _of_sizes, _of_dtypes, _of_saved):
+    for rule in (
+        _of_calls,
+        _of_parameters,
+        _of_flags,
+        _of_masks,
+        _of_copies,
+        _of_remat,
+        _of_sizes,
+        _of_dtypes,
+        _of_saved,
+    ):
         follows = set(map(id, rule(kept)))
         dropped += sum(placed.cause.count for placed in kept if id(placed) in follows)
         kept = [placed for placed in kept if id(placed) not in follows]
@@ -114,17 +127,43 @@ def _names_b(cause: Cause) -> tuple[str, ...]:
 
 def _of_calls(causes: list[Placed]) -> Iterator[Placed]:
     """What a called computation takes and returns: its caller, or what is computed in it, says why."""
-    carried = [p for p in causes if p.within and (p.cause.kind in _CARRIED or p.cause.what.startswith("parameter"))]
+    carried = [p for p in causes if p.within and (p.cause.kind in _CARRIED or _carries(p.cause.what))]
     if any(p.within for p in causes if p not in carried):
         carried += [p for p in causes if not p.within and _only_packs(p.cause)]
     if len(carried) < len(causes):
         yield from carried
 
 
+def _carries(text: str) -> bool:
+    """Is this a parameter of a loop, or one that it hands on, of another shape?"""
+    handed = _HANDED.match(text)
+    return text.startswith("parameter") or (handed is not None and handed[1] != handed[2])
+
+
 def _only_packs(cause: Cause) -> bool:
     """Is this what a loop is given to fill, and takes out of it: zeros that are broadcast, elements of its tuple?"""
-    match = _PACKED.match(cause.what)
-    return match is not None and "get-tuple-element" in match[1]
+    sides = [operations_of(text) for text in cause.what.split(" replaced by ")]
+    if cause.kind in ("shape_changed", "dtype_changed", "attribute_changed"):
+        return sides[0] == {"get-tuple-element"} or (cause.kind == "shape_changed" and sides[0] <= _SHAPED)
+    if cause.kind == "operand_changed":
+        return cause.what.startswith("while: ") and cause.what.endswith(" operands")
+    packs = cause.kind.startswith("instruction") and all(own and own <= _PACKS for own in sides)
+    return packs and any("get-tuple-element" in own for own in sides)
+
+
+def only_copies(cause: Cause) -> bool:
+    """Are these operations that compute nothing, which come and go with what does?"""
+    return cause.kind in ("instruction_inserted", "instruction_removed") and operations_of(cause.what) <= _COPIES
+
+
+def operations_of(text: str) -> set[str]:
+    """The names of operations with which a cause begins: "+ 2 x broadcast, add f32[4] x3" names two."""
+    names = set[str]()
+    for word in text[_COUNT.match(text).end() :].split(" "):  # type: ignore[union-attr]
+        names.add(word.removesuffix(","))
+        if not word.endswith(","):
+            break
+    return names
 
 
 def _of_parameters(causes: list[Placed]) -> Iterator[Placed]:
@@ -152,6 +191,13 @@ def _of_masks(causes: list[Placed]) -> Iterator[Placed]:
     masks = [p for p in causes if _only_flags(p, _MASK)]
     if len(masks) < sum(p.cause.kind not in _MOVED for p in causes):
         yield from masks
+
+
+def _of_copies(causes: list[Placed]) -> Iterator[Placed]:
+    """Operations that compute nothing, where something is computed in another way."""
+    copies = [p for p in causes if only_copies(p.cause)]
+    if len(copies) < sum(p.cause.kind not in _MOVED for p in causes):
+        yield from copies
 
 
 def _only_flags(placed: Placed, form: re.Pattern[str]) -> bool:
@@ -189,7 +235,7 @@ def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
     """Shapes, sizes and constants that are to each other as the numbers of steps, or the sizes of parameters."""
     steps = {pair for p in causes if p.cause.kind == "loop_changed" for pair in _differing(*_sides(p.cause.what))}
     shaped = [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
-    shaped = shaped or sorted((p for p in causes if _reshapes(p)), key=lambda p: p.position)[:1]
+    shaped = shaped or sorted((p for p in causes if reshapes(p)), key=lambda p: p.position)[:1]
     sizes = steps or {pair for p in shaped for before, after in p.changes for pair in _sizes(before, after)}
     for placed in causes:
         follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
@@ -199,7 +245,7 @@ def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
                 yield placed
 
 
-def _reshapes(placed: Placed) -> bool:
+def reshapes(placed: Placed) -> bool:
     """Has an operation of the entry another shape?"""
     shapes = [[text.partition(" ")[0] for text in change] for change in placed.changes]
     operations = ("shape_changed", "attribute_changed")
@@ -236,7 +282,8 @@ def _explained(pair: tuple[float, float], sizes: set[tuple[float, float]]) -> bo
     return any(
         _close(x * new, y * old)
         or _close(x * old, y * new)
-        or (x.is_integer() and y.is_integer() and y - x == new - old)
+        # One more or less than a size, or what a size leaves of another: 12 - 10 -> 12 - 8.
+        or (x.is_integer() and y.is_integer() and abs(y - x) == abs(new - old))
         for old, new in sizes
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from retrograd.graph.diffing.consequences import only_copies
 from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.schema import Cause, Kind
 
@@ -36,6 +37,8 @@ def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
     before_a = causes_before(view.a, own[0], view.a.partner, before_b)
     before_b = causes_before(view.b, own[1], view.b.partner, before_a)
     follows: set[int] = set()
+    # What a loop carries follows from what it computes, not the other way round.
+    carried = frozenset[Kind]() if view.a.form.computation is view.a.graph.main else _SIGNATURE
     for k, cause in enumerate(causes):
         if cause.kind in _COLLECTIVES and any(_within(sides, k, i) for i in range(len(causes)) if i != k):
             follows.add(k)
@@ -43,7 +46,7 @@ def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
             continue
         own = [common(before, side[k]) for before, side in zip((before_a, before_b), sides, strict=True) if side[k]]
         shared = own[0] & own[-1] if own else 0
-        leads = [i for i in range(len(causes)) if i != k and shared >> i & 1]
+        leads = [i for i in range(len(causes)) if i != k and shared >> i & 1 and causes[i].kind not in carried]
         if cause.kind == "attribute_changed":
             leads = [i for i in leads if causes[i].kind in _SIGNATURE or _operation(causes[i]) == _operation(cause)]
         if leads:
@@ -90,7 +93,7 @@ def bits_of(nodes: list[list[int]], causes: Sequence[Cause]) -> dict[int, int]:
     bits: dict[int, int] = defaultdict(int)
     for k, own in enumerate(nodes):
         # What a forward saves is no reason of what its backward computes: both have one.
-        if causes[k].kind in _LEAD and "saved for backward" not in causes[k].what:
+        if causes[k].kind in _LEAD and "saved for backward" not in causes[k].what and not only_copies(causes[k]):
             for n in own:
                 bits[n] |= 1 << k
     return bits

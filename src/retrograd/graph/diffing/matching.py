@@ -86,7 +86,7 @@ def match(
     """
     matching = Matching(form_a, form_b, ids_a, ids_b)
     matching.bold = bold
-    if not entry and len(form_a.parameters) == len(form_b.parameters):
+    if not entry and not places and len(form_a.parameters) == len(form_b.parameters):
         for a, b in zip(form_a.parameters, form_b.parameters, strict=True):
             matching.pair(a, b)
     elif not entry:
@@ -155,12 +155,14 @@ def _parameters(matching: Matching) -> None:
 
 
 def places_of(matching: Matching, a: int, b: int) -> list[tuple[int, int]]:
-    """Which operand of a node is which of its partner: partners, then between them those of one label, of one shape."""
+    """Which operand of a node is which of its partner: in place, or partners, and between them those of one shape."""
     operands_a, operands_b = matching.form_a.operands[a], matching.form_b.operands[b]
     labels_a = [matching.form_a.labels[o] for o in operands_a]
     labels_b = [matching.form_b.labels[o] for o in operands_b]
-    if len(labels_a) == len(labels_b):
-        return list(zip(range(len(labels_a)), range(len(labels_b)), strict=True))
+    in_place = [(k, k) for k in range(len(labels_a))] if len(labels_a) == len(labels_b) else []
+    agreeing = sum(labels_a[k][1] == labels_b[k][1] for k, _ in in_place)
+    if in_place and agreeing == len(in_place):
+        return in_place
     where = {o: j for j, o in enumerate(operands_b)}
     known = [(i, where[p]) for i, o in enumerate(operands_a) if (p := matching.a[o]) in where]
     pairs = OrderedPairs(len(labels_a), len(labels_b))
@@ -168,7 +170,8 @@ def places_of(matching: Matching, a: int, b: int) -> list[tuple[int, int]]:
     pairs.refine([matching.ids_a[o] for o in operands_a], [matching.ids_b[o] for o in operands_b])
     pairs.refine(labels_a, labels_b)
     pairs.refine([label[1] for label in labels_a], [label[1] for label in labels_b])
-    return pairs.all()
+    # As many as before: other values in another order only if more of them agree so.
+    return in_place if in_place and len(pairs.all()) <= agreeing else pairs.all()
 
 
 def _outputs(matching: Matching, named: bool, places: Sequence[tuple[int, int]]) -> None:
@@ -368,6 +371,13 @@ def _leftovers(matching: Matching) -> None:
     for a, b in zip(form_a.parameters, form_b.parameters, strict=False):
         if matching.free(a, b) and matching.alike(a, b) and form_a.live[a] == form_b.live[b]:
             matching.pair(a, b)
+    rest_a = [a for a in form_a.parameters if matching.a[a] < 0]
+    rest_b = [b for b in form_b.parameters if matching.b[b] < 0]
+    sizes_a, sizes_b = (
+        [f.labels[n][1].partition("[")[2] for n in own] for f, own in ((form_a, rest_a), (form_b, rest_b))
+    )
+    for a, b in zip(rest_a, rest_b, strict=True) if sizes_a == sizes_b else ():  # of another dtype
+        matching.pair(a, b)
     waiting: dict[bytes, list[int]] = {}
     for b in range(len(form_b) - 1, -1, -1):
         if matching.b[b] < 0:

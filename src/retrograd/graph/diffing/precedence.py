@@ -7,6 +7,7 @@ Where another computation begins with another number, that computation is first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isclose, nan
 
 from retrograd.graph.diffing.downstream import MOST, bits_of, causes_before, common, nodes_of
 from retrograd.graph.diffing.side_by_side import Half, View
@@ -17,6 +18,7 @@ _REGIONS = frozenset({"instruction_inserted", "instruction_removed", "instructio
 _NEXT = 1e-9  # behind another cause, before what stands behind that one
 _FEWEST = 3  # different operations of a region that no number explains
 _FARTHEST = 64  # operations between a number and a region that it leads into
+_ROUNDING = 2.0**-22  # of a quotient of two float32
 _Sides = tuple[list[list[int]], list[list[int]]]
 
 
@@ -56,38 +58,58 @@ def _position(half: Half, node: int) -> float:
 
 def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[tuple[int, int]]:
     """Pairs of a cause and another that it explains: of numbers and regions."""
+    halves = list(zip((view.a, view.b), sides, strict=True))
     regions = [k for k, cause in enumerate(causes[:MOST]) if cause.kind in _REGIONS]
     for c in [c for c, cause in enumerate(causes[:MOST]) if cause.kind == "constant_changed" and regions]:
-        numbers = {text for change in view.changes.get(causes[c], ()) for text in change}
+        numbers = list(_numbers(view.changes.get(causes[c], ())))
         for k in regions:
-            own = [_operations(half, nodes[k]) for half, nodes in zip((view.a, view.b), sides, strict=True)]
-            halves = list(zip((view.a, view.b), own, strict=True))
-            if min(len(names) for names, _ in own) <= 1 and any(_reads(half, n, numbers) for half, (_, n) in halves):
+            operations = [_operations(half, nodes[k]) for half, nodes in halves]
+            names = [{half.form.labels[n][0] for n in own} for (half, _), own in zip(halves, operations, strict=True)]
+            single = [len(own) == 1 for own in names]
+            if min(map(len, names)) <= 1 and any(
+                one and _reads(half, own, numbers)
+                for (half, _), own, one in zip(halves, operations, single, strict=True)
+            ):
                 yield c, k
-            elif len(own[0][0] | own[1][0]) >= _FEWEST and any(
-                own and _leads_into(half, nodes[c], set(nodes[k]))
-                for half, nodes in zip((view.a, view.b), sides, strict=True)
+            elif len(names[0] | names[1]) >= _FEWEST and any(
+                nodes[k] and _leads_into(half, nodes[c], set(nodes[k])) for half, nodes in halves
             ):
                 yield k, c
 
 
-def _operations(half: Half, nodes: list[int]) -> tuple[set[str], list[int]]:
-    """Names and nodes of operations, without literals and what only broadcasts."""
-    form = half.form
-    own = [n for n in nodes if n not in form.literals and form.labels[n][0] not in _FOR_USERS and form.operands[n]]
-    return {form.labels[n][0] for n in own}, own
+def _numbers(changes: Sequence[tuple[str, str]]) -> Iterator[float]:
+    """Numbers that changed, and those that become 1, or were, in proportion."""
+    for before, after in changes:
+        x, y = _scalar(before), _scalar(after)
+        yield from (x, y)
+        if x and y:
+            yield from (x / y, y / x)
 
 
-def _reads(half: Half, nodes: list[int], numbers: set[str]) -> bool:
-    """Does the only operation of a region read one of these numbers?"""
+def _scalar(text: str) -> float:
+    """The number of a scalar, shape before literal; NaN if it is none."""
+    shape, _, literal = text.partition(" ")
+    try:
+        return float(literal) if shape.endswith("[]") else nan
+    except ValueError:
+        return nan
+
+
+def _operations(half: Half, nodes: list[int]) -> list[int]:
+    """The operations among nodes, without literals and what only broadcasts."""
     form = half.form
-    if len({form.labels[n][0] for n in nodes}) != 1:
-        return False
+    return [n for n in nodes if n not in form.literals and form.labels[n][0] not in _FOR_USERS and form.operands[n]]
+
+
+def _reads(half: Half, nodes: list[int], numbers: list[float]) -> bool:
+    """Do operations read one of these numbers?"""
+    form = half.form
     pending = [o for n in nodes for o in form.operands[n]]
     while pending:
         node = pending.pop()
         if node in form.literals or form.labels[node][0] in _FOR_USERS:
-            if " ".join(form.labels[node][1:]) in numbers:
+            own = _scalar(" ".join(form.labels[node][1:]))
+            if any(isclose(own, number, rel_tol=_ROUNDING) for number in numbers):
                 return True
             pending += form.operands[node]
     return False

@@ -5,11 +5,13 @@ Regions that look the same (the update of each parameter's momentum, say) are on
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from retrograd.core.wording import count, shortened, some
+from retrograd.graph.diffing.consequences import operations_of
 from retrograd.graph.diffing.literals import added_part, parameter_name, shown
 from retrograd.graph.diffing.matching import is_nothing
 from retrograd.graph.diffing.side_by_side import Half, View, shapes
@@ -25,6 +27,8 @@ _MODES = {
     "torch.autograd.grad_mode._enter_inference_mode": "inference mode entered with",
 }
 _MOST_OPERATIONS = 6  # in a sentence
+_FLOAT = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])")  # 0.1, 1e-05, no size of a shape
+_MOVED = 3  # different operations of a region that stands in another place
 _WIDEST = 60  # of arguments and numbers in a sentence
 # What torch_xla calls its modules.
 _LAZY = ("IrToHlo", "SyncTensorsGraph")
@@ -227,6 +231,8 @@ def _numbers(half: Half, nodes: list[int]) -> str:
         return f" {shortened(labels[0][2], _WIDEST)}"
     scalars = [label[1:] for label in labels if label[0] == "constant" and label[1].endswith("[]")]
     numbers = list(dict.fromkeys(shown(shape, literal, _WIDEST) for shape, literal in scalars))
+    if half.graph.format == "fx":
+        numbers = list(dict.fromkeys(number for label in labels for number in _FLOAT.findall(label[2])))
     return f" with {some(numbers, 3)}" if numbers else ""
 
 
@@ -266,7 +272,7 @@ def _same_readers(readers: set[int], others: set[int]) -> bool:
 
 
 def _replaced(causes: list[Cause], fed: dict[Cause, set[int]]) -> list[Cause]:
-    """Something removed and something inserted that the same operations read, or at one line as often: replaced."""
+    """Something removed and inserted that the same operations read, or at one line as often, or moved: replaced."""
     kinds = {"instruction_inserted", "instruction_removed"}
     kept: list[Cause] = []
     for cause in causes:
@@ -275,7 +281,9 @@ def _replaced(causes: list[Cause], fed: dict[Cause, set[int]]) -> list[Cause]:
         pairs = (
             k
             for k in others
-            if (k.where, k.count) == (cause.where, cause.count) or _same_readers(fed.get(k, set()), own)
+            if (k.where, k.count) == (cause.where, cause.count)
+            or _same_readers(fed.get(k, set()), own)
+            or (operations_of(k.what) == operations_of(cause.what) and len(operations_of(k.what)) >= _MOVED)
         )
         twin = next(pairs, None)
         if twin is None:

@@ -97,18 +97,23 @@ def _symbols(shape: str) -> int:
 def _reshaped(view: View) -> dict[int, bool]:
     """Partners whose shape or dtype differs: is it here that it began?
 
-    It began where no operand has it. If a parameter has it, all others follow from that: a batch of another size
-    reaches broadcasts of constants, too, which have no operand that says so. These have the shape that users want.
+    It began where no operand has it. If a parameter of the entry has it, all others follow from that: a batch of
+    another size reaches broadcasts of constants, too, which have no operand that says so. These have the shape that
+    users want.
     """
     form_a, form_b = view.a.form, view.b.form
     origins: dict[int, bool] = {}
     for a, b in enumerate(view.a.partner):
         if b >= 0 and form_a.labels[a][1] != form_b.labels[b][1]:
             origins[a] = not any(o in origins for o in form_a.operands[a])
-    if any(form_a.numbers[a] >= 0 for a in origins):
+    began = {a for a, first in origins.items() if first and form_a.numbers[a] < 0}
+    began = {a for a in began if form_a.labels[a][0] not in _SHAPED_BY_USERS}
+    # What a loop carries has the shape that the loop makes, unless nothing in it begins with another.
+    entry = form_a.computation is view.a.graph.main
+    if any(form_a.numbers[a] >= 0 for a in origins) and (entry or not began):
         return {a: form_a.numbers[a] >= 0 for a in origins}
-    if any(began and form_a.labels[a][0] not in _SHAPED_BY_USERS for a, began in origins.items()):
-        return {a: began and form_a.labels[a][0] not in _SHAPED_BY_USERS for a, began in origins.items()}
+    if began:
+        return {a: a in began for a in origins}
     return origins
 
 

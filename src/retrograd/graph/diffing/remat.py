@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from retrograd.core.wording import count, some
 from retrograd.graph import keys
@@ -96,7 +96,9 @@ def _again_of(graph: Graph, forms: Forms) -> tuple[Sequence[int], bool]:
 
 def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
     """Recomputation in the loops of one graph: they carry less than the other's, and compute again what these do."""
-    loops_a, loops_b = list(_loops(forms_a)), list(_loops(forms_b))
+    loops_a, loops_b = _loops(forms_a.values()), _loops(forms_b.values())
+    if len(loops_a) != len(loops_b):  # a loop may be computed again, within one of the entry
+        loops_a, loops_b = _loops([forms_a[a.entry]]), _loops([forms_b[b.entry]])
     if not loops_a or len(loops_a) != len(loops_b):
         return None
     carried_a, carried_b = (_carried(loops) for loops in (loops_a, loops_b))
@@ -127,11 +129,11 @@ def _again(more: Counter[str], fewer: Counter[str], others: Forms) -> bool:
     return 8 * sum(min(n, there[op]) for op, n in more.items()) >= 7 * more.total()
 
 
-def _loops(forms: Forms) -> Iterator[tuple[Form, int]]:
-    for form in forms.values():
-        for node in form.called:
-            if form.labels[node][0] == "while" and form.live[node]:
-                yield form, node
+def _loops(forms: Iterable[Form]) -> list[tuple[Form, int]]:
+    """The loops that computations have, which may stand in other loops."""
+    return [
+        (form, node) for form in forms for node in form.called if form.labels[node][0] == "while" and form.live[node]
+    ]
 
 
 def _carried(loops: list[tuple[Form, int]]) -> int:
@@ -139,8 +141,14 @@ def _carried(loops: list[tuple[Form, int]]) -> int:
 
 
 def _operations(forms: Forms, loops: list[tuple[Form, int]]) -> Counter[str]:
-    """The operations of loops, those apart that only move values."""
-    bodies = [forms[name] for form, node in loops for role, name in form.called[node] if role == "body"]
+    """The operations of loops and of what these call, those apart that only move values."""
+    names = {name for form, node in loops for role, name in form.called[node] if role == "body"}
+    pending = list(names)
+    while pending:
+        inner = {name for called in forms[pending.pop()].called.values() for _, name in called} - names
+        names |= inner
+        pending += inner
+    bodies = [forms[name] for name in names]
     return Counter(
         label[0]
         for body in bodies

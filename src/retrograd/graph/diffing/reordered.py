@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from retrograd.core.alignment import chain
 from retrograd.core.wording import count
-from retrograd.graph.diffing.side_by_side import View
+from retrograd.graph.diffing.literals import shown
+from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.schema import Cause
 
+_WIDEST = 60  # of a constant in a sentence
 _LIVE = "parameters are numbered as the trace meets them: keep the order in which tensors are made and used"
 
 
@@ -98,7 +100,11 @@ def _rewired(view: View, operands_a: tuple[int, ...], operands_b: tuple[int, ...
     return [
         k
         for k, (x, y) in enumerate(zip(operands_a, operands_b, strict=True))
-        if view.a.partner[x] != y and view.a.shared(x) and view.b.shared(y)
+        if view.a.partner[x] != y
+        and view.a.shared(x)
+        and view.b.shared(y)
+        # Which of several equal constants is the partner says nothing.
+        and not (x in view.a.form.literals and view.a.exact[x] == view.b.exact[y])
     ]
 
 
@@ -118,10 +124,16 @@ def _operand_cause(view: View, a: int, b: int, places: list[int]) -> Cause:
     x, y = operands_a[k], operands_b[k]
     more = f" (and {count(len(places) - 1, 'more operand')})" if len(places) > 1 else ""
     text = (
-        f"{view.a.describe(a)}: operand {k} is {view.b.describe(y)} ({view.b.name(y)}) instead of "
-        f"{view.a.describe(x)} ({view.a.name(x)}){more}"
+        f"{view.a.describe(a)}: operand {k} is {view.b.describe(y)} ({_told(view.b, y)}) instead of "
+        f"{view.a.describe(x)} ({_told(view.a, x)}){more}"
     )
     return _rewire(view, a, b, text)
+
+
+def _told(half: Half, node: int) -> str:
+    """A constant by its number, anything else by its name."""
+    opcode, shape, literal = half.form.labels[node]
+    return shown(shape, literal, _WIDEST) if opcode == "constant" and literal else half.name(node)
 
 
 def _rewire(view: View, a: int, b: int, text: str) -> Cause:
