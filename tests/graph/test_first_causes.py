@@ -400,3 +400,46 @@ def test_what_a_backward_computes_is_told_beside_what_is_saved_for_it_at_its_lin
     )
     text = " ".join(cause.what for cause in diff(saved.replace("List(tangents_1", "List(t"), other).causes)
     assert "aten.exp.default" in text
+
+
+def test_an_input_more_that_needs_no_gradient_is_named() -> None:
+    a, b = (BACKWARD.replace("return (x, w, s)", f"return (x, None, w, {more}s)") for more in ("", "None, "))
+    (cause,) = diff(a, b).causes
+    assert cause.what == "+ 1 output None in B only: gradients of inputs that need none"
+
+
+def test_what_computes_nothing_is_a_cause_only_where_nothing_else_is() -> None:
+    detached = BACKWARD.replace(
+        "        s:", '        d: "f32[2, 4]" = torch.ops.aten.detach.default(tangents_1)\n        s:'
+    ).replace("List(tangents_1", "List(d")
+    assert first(BACKWARD, detached) == "+ aten.detach.default f32[2,4] in B only"
+    (cause,) = diff(BACKWARD, detached.replace("sum.dim_IntList(d, [0])", "amax.default(d, [0])")).causes
+    assert "amax" in cause.what
+
+
+def test_numbers_of_operations_that_one_side_has_are_told_in_fx() -> None:
+    masked = BACKWARD.replace(
+        "        s:",
+        '        c: "f32[2, 4]" = torch.ops.aten.cos.default(tangents_1)\n'
+        '        d: "f32[2, 4]" = torch.ops.aten.mul.Tensor(c, 0.25)\n        s:',
+    ).replace("List(tangents_1", "List(d")
+    assert first(BACKWARD, masked) == "+ aten.cos.default, aten.mul.Tensor f32[2,4] x2 with 0.25 in B only"
+
+
+def test_parameters_without_names_that_have_another_dtype_keep_their_places() -> None:
+    a = UPDATE.replace("  p = ", "  Arg_0.1 = ").replace("(p,", "(Arg_0.1,")
+    b = a.replace("Arg_0.1 = f32", "Arg_0.1 = bf16").replace(
+        "  ROOT", "  w = f32[4]{0} convert(Arg_0.1)\n  ROOT"
+    ).replace("subtract(Arg_0.1", "subtract(w")  # fmt: skip
+    assert first(a, b) == "parameter 0 f32[4] -> bf16[4]"
+
+
+def test_a_number_stands_where_the_operation_does_that_reads_another() -> None:
+    early = REDUCED.replace(
+        "  r.1 = f32[] reduce(p", "  b = f32[8]{0} broadcast(i), dimensions={}\n  m = f32[8]{0} maximum(p, b)\n"
+        "  r.1 = f32[] reduce(m"
+    ).replace("multiply(r.1, i)", "multiply(r.1, r.1)")  # fmt: skip
+    other = early.replace("add(a, b)", "maximum(a, b)").replace(
+        "  r.1 = f32[] reduce(m, i)", "  j = f32[] constant(-inf)\n  r.1 = f32[] reduce(m, j)"
+    )
+    assert "add f32[] replaced by maximum f32[]" in first(early, other)

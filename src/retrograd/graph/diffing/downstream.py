@@ -75,13 +75,13 @@ def _operation(cause: Cause) -> str:
 
 def nodes_of(half: Half, causes: Sequence[Cause]) -> list[list[int]]:
     """The nodes of each cause on one side."""
-    names = [set(cause.b if half.added else cause.a) for cause in causes]
+    names = [set(() if cause in half.changed else cause.b if half.added else cause.a) for cause in causes]
     owners: dict[str, list[int]] = defaultdict(list)
     for k, own in enumerate(names):
         for name in own:
             owners[name].append(k)
     endings = {name.rpartition("/")[2] for name in owners} | set(owners)
-    nodes: list[list[int]] = [[] for _ in causes]
+    nodes = [list(half.changed.get(cause, ())) for cause in causes]
     for n, ins in enumerate(half.form.origins):
         if ins.name in endings and half.form.live[n]:
             for k in owners.get(half.name(n), ()):

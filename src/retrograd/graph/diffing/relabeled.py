@@ -194,6 +194,7 @@ def _cause(view: View, key: tuple[str, ...], pairs: list[tuple[int, int]]) -> Ca
 
 def _pairs_cause(view: View, kind: Kind, text: str, pairs: list[tuple[int, int]]) -> Cause:
     cause = view.cause(kind, text, _ADVICE[kind], [a for a, _ in pairs], [b for _, b in pairs], len(pairs))
+    view.a.changed[cause], view.b.changed[cause] = [a for a, _ in pairs], [b for _, b in pairs]
     labels_a, labels_b = view.a.form.labels, view.b.form.labels
     view.changes[cause] = tuple({(" ".join(labels_a[a][1:]), " ".join(labels_b[b][1:])): None for a, b in pairs})
     return cause

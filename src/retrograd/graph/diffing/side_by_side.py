@@ -25,7 +25,8 @@ class Half:
     `ids` are the keys that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
     of the other side, -1 if none; `added` is true of B, the later graph. `paired` are places of outputs that the other
     side has too, `explained` nodes that a cause has explained already, `twins` constants without a partner of which the
-    other side has equal ones: not they changed, but who reads them.
+    other side has equal ones: not they changed, but who reads them. `changed` are nodes of causes: each reader of a
+    constant has one of its own, of the same name.
     """
 
     graph: Graph
@@ -38,6 +39,7 @@ class Half:
     alone: list[int] = field(default_factory=list[int])
     explained: set[int] = field(default_factory=set[int])
     twins: set[int] = field(default_factory=set[int])
+    changed: dict[Cause, list[int]] = field(default_factory=dict[Cause, list[int]])
     _users: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
