@@ -443,3 +443,55 @@ def test_a_number_stands_where_the_operation_does_that_reads_another() -> None:
         "  r.1 = f32[] reduce(m, i)", "  j = f32[] constant(-inf)\n  r.1 = f32[] reduce(m, j)"
     )
     assert "add f32[] replaced by maximum f32[]" in first(early, other)
+
+
+def _stacked(size: int, order: tuple[str, str] = ("f32[6]", "f32[3,SIZE]"), work: str = "sine") -> str:
+    """A loop that stacks slices of what it is given; `order` is that of what it carries beside its counter."""
+    first, second = (f"{shape.replace('SIZE', str(size))}{{0}}".replace("]{0}", "]") for shape in order)
+    state = f"(s32[], {first}, {second})"
+    x, a = (1, 2) if order[0] == "f32[6]" else (2, 1)
+    values = ("x", "new") if x == 1 else ("new", "x")
+    start = ("p", "fill") if x == 1 else ("fill", "p")
+    return f"""HloModule m
+
+body {{
+  t = {state} parameter(0)
+  i = s32[] get-tuple-element(t), index=0
+  x = f32[6] get-tuple-element(t), index={x}
+  a = f32[3,{size}] get-tuple-element(t), index={a}
+  cut = f32[{size}] slice(x), slice={{[0:{size}]}}
+  y = f32[{size}] {work}(cut)
+  row = f32[1,{size}] reshape(y)
+  zero = s32[] constant(0)
+  new = f32[3,{size}] dynamic-update-slice(a, row, i, zero)
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  ROOT r = {state} tuple(next, {values[0]}, {values[1]})
+}}
+
+condition {{
+  t.1 = {state} parameter(0)
+  i.1 = s32[] get-tuple-element(t.1), index=0
+  last = s32[] constant(3)
+  ROOT go = pred[] compare(i.1, last), direction=LT
+}}
+
+ENTRY e {{
+  p = f32[6] parameter(0)
+  z = f32[] constant(0)
+  fill = f32[3,{size}] broadcast(z), dimensions={{}}
+  s = s32[] constant(0)
+  state = {state} tuple(s, {start[0]}, {start[1]})
+  w = {state} while(state), condition=condition, body=body
+  ROOT out = f32[3,{size}] get-tuple-element(w), index={a}
+}}
+"""
+
+
+def test_a_size_that_begins_in_a_loop_is_told_there() -> None:
+    assert "slice f32[2] slice={[0:2]} -> slice={[0:4]}" in first(_stacked(2), _stacked(4))
+
+
+def test_what_a_loop_carries_in_another_order_hides_nothing_that_it_computes() -> None:
+    swapped = ("f32[3,SIZE]", "f32[6]")
+    assert first(_stacked(2), _stacked(2, swapped, "cosine")).endswith("sine f32[2] replaced by cosine f32[2]")

@@ -63,7 +63,7 @@ def operands(view: View) -> list[Cause]:
         if b < 0 or not form_a.live[a] or view.same_operands(a, b):
             continue
         places = _rewired(view, form_a.operands[a], form_b.operands[b])
-        if places:
+        if places and not _carries_otherwise(view, a, b):
             causes.append(_operand_cause(view, a, b, places))
         elif len(form_a.operands[a]) != len(form_b.operands[b]) and not _explained(view, a, b):
             counts = f"{len(form_a.operands[a])} -> {count(len(form_b.operands[b]), 'operand')}"
@@ -106,6 +106,13 @@ def _rewired(view: View, operands_a: tuple[int, ...], operands_b: tuple[int, ...
         # Which of several equal constants is the partner says nothing.
         and not (x in view.a.form.literals and view.a.exact[x] == view.b.exact[y])
     ]
+
+
+def _carries_otherwise(view: View, a: int, b: int) -> bool:
+    """Do two loops carry values of other shapes, in another order? What their bodies compute says why."""
+    sides = (view.a.form, a), (view.b.form, b)
+    shapes = [[form.labels[o][1] for o in form.operands[node]] for form, node in sides]
+    return view.a.form.labels[a][0] == "while" and shapes[0] != shapes[1]
 
 
 def _explained(view: View, a: int, b: int) -> bool:
