@@ -59,20 +59,18 @@ def _position(half: Half, node: int) -> float:
 def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[tuple[int, int]]:
     """Pairs of a cause and another that it explains: of numbers and regions."""
     halves = list(zip((view.a, view.b), sides, strict=True))
-    regions = [k for k, cause in enumerate(causes[:MOST]) if cause.kind in _REGIONS]
-    for c in [c for c, cause in enumerate(causes[:MOST]) if cause.kind == "constant_changed" and regions]:
-        numbers = list(_numbers(view.changes.get(causes[c], ())))
-        for k in regions:
-            operations = [_operations(half, nodes[k]) for half, nodes in halves]
-            names = [{half.form.labels[n][0] for n in own} for (half, _), own in zip(halves, operations, strict=True)]
-            single = [len(own) == 1 for own in names]
-            if min(map(len, names)) <= 1 and any(
-                one and _reads(half, own, numbers)
-                for (half, _), own, one in zip(halves, operations, single, strict=True)
-            ):
+    numbers = [c for c, cause in enumerate(causes[:MOST]) if cause.kind == "constant_changed"]
+    for k in [k for k, cause in enumerate(causes[:MOST]) if numbers and cause.kind in _REGIONS]:
+        work = [(half, _operations(half, nodes[k]), set(nodes[k])) for half, nodes in halves]
+        names = [{half.form.labels[n][0] for n in own} for half, own, _ in work]
+        alone = [(half, own) for (half, own, _), kinds in zip(work, names, strict=True) if len(kinds) == 1]
+        for c in numbers:
+            told = list(_numbers(view.changes.get(causes[c], ())))
+            if min(map(len, names)) <= 1 and any(_reads(half, own, told) for half, own in alone):
                 yield c, k
             elif len(names[0] | names[1]) >= _FEWEST and any(
-                nodes[k] and _leads_into(half, nodes[c], set(nodes[k])) for half, nodes in halves
+                region and _leads_into(half, nodes[c], region)
+                for (half, _, region), (_, nodes) in zip(work, halves, strict=True)
             ):
                 yield k, c
 
