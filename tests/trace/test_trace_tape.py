@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,53 @@ def test_names_follow_parameters_that_are_replaced_moved_and_added_between_steps
     usual = {f"{module}.{name}" for module in (0, 1) for name in ("weight", "bias")}
     assert names[:3] == [usual] * 3
     assert names[3] == usual | {"0.inner.weight", "0.inner.bias"}
+
+
+@pytest.fixture
+def one_rank():
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("engine", ["python", "tape"])
+def test_what_ddp_does_in_a_backward_has_line_and_module_of_the_gradient(engine, one_rank):
+    """Each parameter has its own shape: what is put into the buckets and taken out again is that of one module."""
+    inner = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 6))
+    model = nn.parallel.DistributedDataParallel(inner)
+    with trace.record(model, engine=engine) as recorder:
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()  # a step of DDP
+            recorder.step()
+    shapes = {tuple(p.shape): name.rpartition(".")[0] for name, p in model.named_parameters()}
+    own = [op for op in recorder.trace.ops if op.phase == "backward" and op.node in ("", "AccumulateGrad")]
+    assert [op for op in own if not op.code.endswith("# a step of DDP")] == []
+    told = [(op.module, shapes[s.shape]) for op in own for s in op.outputs if s.shape in shapes]
+    assert len([op for op in own if not op.node]) >= 2 * len(
+        shapes
+    )  # views of the bucket and copies of them, each step
+    assert [pair for pair in told if pair[0] != pair[1]] == []
+    assert {module for module, _ in told} == set(shapes.values())
+
+
+@pytest.mark.parametrize("engine", ["python", "tape"])
+def test_a_hook_without_a_forward_has_the_line_that_waits_for_the_backward(engine):
+    """In a thread of its own, on which no node had a number before: the first line of it is no node's."""
+
+    def hook(_: torch.Tensor) -> None:
+        torch.zeros(7)  # in the hook
+
+    def step() -> list[trace.Op]:
+        with trace.record(engine=engine) as recorder:
+            weight = nn.Parameter(torch.ones(3))
+            weight.register_post_accumulate_grad_hook(hook)
+            (weight * 2).sum().backward()  # waits
+        return recorder.trace.ops
+
+    with ThreadPoolExecutor(1) as threads:
+        ops = threads.submit(step).result()
+    hooked = [op for op in ops if op.outputs and op.outputs[0].shape == (7,)]
+    assert {(op.code.endswith("# waits"), op.inside.endswith("# in the hook")) for op in hooked} == {(True, True)}
 
 
 def test_an_overflow_in_the_backward_is_found_with_its_line(device):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,6 +72,8 @@ class Observer:
             int, tuple[Line | None, str]
         ] = {}  # number of an autograd node -> line and module of its forward
         self._made_at: dict[int, tuple[Line, str]] = {}  # by the number of a value that a backward made
+        # Where gradients were put, by place in memory: DDP's buckets, from which others take them out again.
+        self._accumulated_at: dict[tuple[Any, ...], tuple[Line, str]] = {}
         self._thread = threading.get_ident()
 
     # An observer with a buffer of its own (the tape's) overrides these.
@@ -100,6 +101,7 @@ class Observer:
             self._forward.clear()
         if len(self._made_at) > _MAX_NODES:
             self._made_at.clear()
+            self._accumulated_at.clear()
 
     def finished_op(self, pending: PendingOp, index: int) -> Op:
         """The record of an operator whose statistics are there."""
@@ -121,11 +123,16 @@ class Observer:
     def _locate_gradient(self, pending: PendingOp) -> None:
         """What has no forward, as the accumulation of a gradient, has line and module of what made its input."""
         if pending.node in ("", ACCUMULATION):
-            known = (self._made_at.get(value.number) for value in pending.inputs)
+            known = [self._made_at.get(value.number) for value in pending.inputs]
+            if not pending.node:
+                known = [self._accumulated_at.get(value.place) for value in pending.outputs] + known
             line, module = next(filter(None, known), (None, ""))
             pending.line, pending.module = line or pending.line, pending.module or module
         if pending.line is not None:
-            self._made_at.update((value.number, (pending.line, pending.module)) for value in pending.outputs)
+            where = pending.line, pending.module
+            self._made_at.update((value.number, where) for value in pending.outputs)
+            if pending.node == ACCUMULATION:
+                self._accumulated_at.update((value.place, where) for value in pending.outputs)
 
     def before(self, pending: PendingOp, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         """Note the inputs of an operator that is about to run."""
@@ -265,8 +272,7 @@ class Observer:
         else:
             pending.inside = line
         if pending.line is None and pending.node in ("", ACCUMULATION):
-            waiting = None if threading.get_ident() == self._thread else sys._current_frames().get(self._thread)
-            pending.line = self.locator.caller(frame) or self.locator.caller(waiting)
+            pending.line = self.locator.waiting_line(self._thread)
         if threading.get_ident() == self._thread:
             # Second derivatives: nodes made in a backward are those of its line.
             self._forward.setdefault(last_node_number(), (pending.line, pending.module))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -79,15 +80,23 @@ class SourceLocator:
             frame = frame.f_back
         return line, None if inner is None else self.module_path(inner, outer)
 
-    def caller(self, frame: FrameType | None) -> Line | None:
-        """The innermost line of a person, past autograd's engine: the one that waits for a backward."""
-        while frame is not None:
-            role = self._roles.get(frame.f_code)
-            if role is None:
-                role = self._roles[frame.f_code] = code_role(frame.f_code)
-            if role == _USER:
-                return frame.f_code, frame.f_lineno
-            frame = frame.f_back
+    def waiting_line(self, thread: int) -> Line | None:
+        """The line that waits for the backward of this thread: the innermost of a person past autograd's engine.
+
+        Args:
+            thread: where to look if the engine runs on a thread of its own.
+        """
+        frames = sys._current_frames()
+        for number in (threading.get_ident(), thread):
+            frame, past = frames.get(number), False
+            while frame is not None:
+                role = self._roles.get(frame.f_code)
+                if role is None:
+                    role = self._roles[frame.f_code] = code_role(frame.f_code)
+                if role == _USER and past:
+                    return frame.f_code, frame.f_lineno
+                past = past or role == _ENGINE
+                frame = frame.f_back
         return None
 
     def module_path(self, inner: Any, outer: Any) -> str:

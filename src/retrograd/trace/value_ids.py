@@ -30,6 +30,7 @@ class Value:
     Attributes:
         number: its number in the trace.
         storage: number of its storage.
+        offset: in elements, of its first.
         shape: its sizes.
         row: its statistics, once they are read.
         requested: whether they were requested, or need not be.
@@ -40,12 +41,14 @@ class Value:
     """
 
     __slots__ = (
-        "_stats", "device", "dtype", "fresh", "name", "number", "ordered", "repeats", "requested", "row", "shape",
-        "source", "storage",
+        "_stats", "device", "dtype", "fresh", "name", "number", "offset", "ordered", "repeats", "requested", "row",
+        "shape",        "source", "storage",
     )  # fmt: skip
 
-    def __init__(self, number: int, storage: int, shape: tuple[int, ...], dtype: Any, device: Any, name: str) -> None:
-        self.number, self.storage, self.name = number, storage, name
+    def __init__(
+        self, number: int, storage: int, offset: int, shape: tuple[int, ...], dtype: Any, device: Any, name: str
+    ) -> None:
+        self.number, self.storage, self.offset, self.name = number, storage, offset, name
         self.shape, self.dtype, self.device = shape, dtype, device
         self.row: StatisticsRow | None = None
         self.requested = False
@@ -56,6 +59,11 @@ class Value:
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """The memory that it shows, of which later values are other versions; its own where that is unknown."""
+        return (self.number,) if self.storage < 0 else (self.storage, self.offset, tuple(self.shape))
 
     def stats(self) -> Stats:
         """The value as a record; made once the statistics are there."""
@@ -113,7 +121,7 @@ class ValueTable:
         value = entry.values.get(key)
         if value is None:
             name, count = self._names.get(storage_id(storage), ("", 0))
-            value = self._new(entry.number, tensor, name if count == tensor.numel() else "")
+            value = self._new(entry.number, tensor, name if count == tensor.numel() else "", int(view[0]))
             entry.values[key] = value
         return value
 
@@ -159,10 +167,10 @@ class ValueTable:
         except (NotImplementedError, RuntimeError, ValueError):
             return None
 
-    def _new(self, storage: int, tensor: torch.Tensor, name: str) -> Value:
+    def _new(self, storage: int, tensor: torch.Tensor, name: str, offset: int = 0) -> Value:
         self._numbers += 1
         try:
             shape = tensor.shape
         except RuntimeError:  # a lazy parameter has none yet
             shape = ()
-        return Value(self._numbers - 1, storage, shape, tensor.dtype, tensor.device, name)
+        return Value(self._numbers - 1, storage, offset, shape, tensor.dtype, tensor.device, name)

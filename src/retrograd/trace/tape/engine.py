@@ -185,6 +185,10 @@ class TapeObserver(Observer):
             self._refresh_names()
         return path
 
+    def waiting_line(self) -> Line | None:
+        """The line that waits for the backward that runs."""
+        return self.locator.waiting_line(self._thread)
+
     def compiled_frame(self) -> None:
         """Generated code was among the callers."""
         self._compiled.notice(FORWARD_CODE_RAN)

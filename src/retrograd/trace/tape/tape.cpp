@@ -122,6 +122,7 @@ struct State {
   std::unordered_map<std::type_index, int64_t> nodes;
   std::unordered_map<PyObject*, Table<int, int64_t>> lines;  // by code and instruction
   int64_t line_count = 0;
+  int64_t task = -1, task_line = -1;  // the backward whose line was looked for last
   // what Python has not taken yet
   std::vector<Event> events;
   std::vector<Held> made;
@@ -406,7 +407,21 @@ int64_t node_word(State& s, torch::autograd::Node& node) {
 
 // The node of this operator, which autograd has just made, if it made one: the first to come has it.
 void note_node(State& s, const Event& e) {
-  s.forward.emplace(at::sequence_number::peek() - 1, std::make_pair(e.line, e.module));
+  if (const auto made = at::sequence_number::peek()) s.forward.emplace(made - 1, std::make_pair(e.line, e.module));
+}
+
+// The line that waits for the backward that runs: looked for once.
+int64_t waiting_line(State& s) {
+  const auto task = torch::autograd::get_current_graph_task_id();
+  if (task == s.task) return s.task_line;
+  const auto line = s.python.attr("waiting_line")();
+  s.task = task;
+  s.task_line = -1;
+  if (!line.is_none()) {
+    s.new_lines.append(line);
+    s.task_line = s.line_count++;
+  }
+  return s.task_line;
 }
 
 void locate(State& s, Event& e) {
@@ -421,11 +436,14 @@ void locate(State& s, Event& e) {
     return;
   }
   e.phase = BACKWARD;
+  bool of_forward = false;  // whether a node runs that an operator of the forward made
   if (auto node = torch::autograd::get_current_node()) {
     e.node = node_word(s, *node);
+    of_forward = true;
     if (auto at = s.forward.find(node->sequence_nr()); at != s.forward.end())
       std::tie(e.line, e.module) = at->second;
     if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node.get())) {
+      of_forward = false;
       const auto& name = of(s, leaf->variable)->name;
       const auto end = name.rfind('.');
       e.module = word(s, end == std::string::npos ? "" : name.substr(0, end));
@@ -437,6 +455,7 @@ void locate(State& s, Event& e) {
   } else {
     e.inside = where.line;
   }
+  if (e.line < 0 && !of_forward) e.line = waiting_line(s);
   if ((int64_t)PyThread_get_thread_ident() == s.thread)
     note_node(s, e);
 }
@@ -791,7 +810,7 @@ py::tuple drain() {
   py::list made, events;
   for (const auto& v : values)
     made.append(py::make_tuple(
-        v->number, v->storage, numbers(v->sizes),
+        v->number, v->storage, v->offset, numbers(v->sizes),
         py::reinterpret_borrow<py::object>((PyObject*)torch::getTHPDtype(v->dtype)), v->device.str(), v->name));
   for (auto& e : noted) events.append(event(e, by));
   py::dict rows;
