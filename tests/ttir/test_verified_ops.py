@@ -47,10 +47,21 @@ def test_a_reference_without_products_of_matrices_allows_for_tf32_as_well(rows):
     assert rows["product by element 1.0 tf32"]["verdict"] == "proved", rows["product by element 1.0 tf32"]
 
 
+def test_differences_see_through_what_tf32_cuts(rows):
+    assert not rows["product 1.0 tf32 alone"]["findings"], rows["product 1.0 tf32 alone"]
+    kinds = [(stage, kind, text.split()[1]) for stage, kind, text in rows["product 8.0 tf32 alone"]["findings"]]
+    assert kinds == [("adjoint", "not-the-derivative", "a")]
+
+
 def test_what_cancels_in_tf32_leaves_what_its_terms_were_rounded_by(rows):
     assert rows["mixture 1.0"]["verdict"] == "proved", rows["mixture 1.0"]
     assert rows["mixture 1.03"]["verdict"] == "finding"
     assert any("grad s[" in text for _, _, text in rows["mixture 1.03"]["findings"]), rows["mixture 1.03"]
+
+
+def test_so_it_does_where_runs_of_the_reference_cannot_be_made_at_once(rows):
+    assert rows["attention 1.0"]["verdict"] == "proved", rows["attention 1.0"]
+    assert any("grad q[" in text for _, _, text in rows["attention 1.1"]["findings"]), rows["attention 1.1"]
 
 
 def test_gradients_of_outputs_add_up_as_far_as_tf32_goes(rows):

@@ -119,6 +119,35 @@ def mixed(factor: float) -> Any:
     return Mixture.apply
 
 
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Asks for a value, so that no runs of it can be made at once."""
+    if not q.detach().sum().isfinite():
+        raise ValueError("numbers are wanted")
+    return mixture(q @ k.mT, v)
+
+
+def attended(factor: float) -> Any:
+    """`attention` by products in tf32, of which do v, and do o, are two."""
+    mix = mixed(factor)
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            ctx.save_for_backward(q, k, v)
+            return mix(multiply(q, k.mT, "tf32"), v)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, do):
+            q, k, v = ctx.saved_tensors
+            with torch.enable_grad():
+                s, v = multiply(q, k.mT, "tf32").requires_grad_(), v.detach().requires_grad_()
+                ds, dv = torch.autograd.grad(mix(s, v), (s, v), do)
+            return multiply(ds, k, "tf32"), multiply(ds.mT, q, "tf32"), dv
+
+    return Attention.apply
+
+
 def product_and_square(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     y = a @ b
     return y, y.square()
@@ -183,6 +212,9 @@ OPS |= {
 }
 
 
+OPS |= {f"product {f} tf32 alone": rg.op(product(f, "tf32"), None, FACTORS) for f in (1.0, 8.0)}
+
+
 def by_element(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A product of matrices as a reference says it that goes step by step."""
     return (a[:, :, None] * b).sum(1)
@@ -195,6 +227,11 @@ OPS |= {
 
 
 SHARES = dict(s=rg.tensor("M", "M"), v=rg.tensor("M", "N"))
+HEADS = dict(q=rg.tensor("M", "K"), k=rg.tensor("M", "K", scale=0.3), v=rg.tensor("M", "N"))
+OPS |= {
+    f"attention {f}": rg.op(attended(f), attention, HEADS, sizes=dict(M=[1, 2, 40], K=[16, 32], N=[16, 32]))
+    for f in (1.0, 1.1)
+}
 OPS |= {f"mixture {f}": rg.op(mixed(f), mixture, SHARES, sizes=dict(M=(1, 40), N=[16, 64])) for f in (1.0, 1.03)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from retrograd.check.outputs import as_real, real_dtype
 from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order
 from retrograd.check.rounded_runs import rounded_runs
 from retrograd.check.rounding import Float64
+from retrograd.check.rounding_errors import Tf32Factors
 from retrograd.check.schema import Case
 from retrograd.errors import SpecError
 
@@ -268,7 +270,8 @@ def _eager(reference: Reference, order: DerivativeOrder) -> tuple[Results, dict[
     wider = bool(compute) and dtype in ("float16", "bfloat16")
     try:
         own_dtype = real_dtype(make.torch_dtype(compute if compute and wider else dtype))
-        results = reference.run(own_dtype, None, order)
+        with Tf32Factors(elementwise=not reference.matrices) if reference.tf32 else nullcontext():
+            results = reference.run(own_dtype, None, order)
     except Exception:  # "not implemented for 'Half'": the spread alone must do
         return {}, {}
     dtypes = {name: t.dtype for name, t in results.items() if t is not None}

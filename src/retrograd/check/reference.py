@@ -15,7 +15,7 @@ from retrograd.check import inputs as make
 from retrograd.check import tolerance
 from retrograd.check.constraints import project
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
-from retrograd.check.rounding import Float64
+from retrograd.check.rounding import Float64, LastRun
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
@@ -234,17 +234,18 @@ class Reference:
         return {name: None if t is None else as_real(t) for name, t in results.items()}
 
     def rounding(
-        self, unit: float, accumulate: float, seed: int, *, inputs: bool = True, grad_outs: bool = False, runs: int = 1
-    ) -> Float64:
+        self, unit: float, accumulate: float, seed: int, *, inputs: bool = True, grad_outs: bool = False, runs: int = 1,
+        last: LastRun | None = None,
+    ) -> Float64:  # fmt: skip
         """The mode of a randomly rounded run, or of several at once; arguments as in `Float64`."""
         return Float64(
             unit, accumulate, seed, self.device, tolerance.TF32 if self.tf32 else 0.0,
-            inputs=inputs, grad_outs=grad_outs, elementwise=not self.matrices, runs=runs,
+            inputs=inputs, grad_outs=grad_outs, elementwise=not self.matrices, runs=runs, last=last,
         )  # fmt: skip
 
     def rounded(
         self, unit: float, accumulate: float, seed: int, order: DerivativeOrder = first_order,
-        *, inputs: bool = True, grad_outs: bool = False,
+        *, inputs: bool = True, grad_outs: bool = False, last: LastRun | None = None,
     ) -> Results:  # fmt: skip
         """`run` in float64 with random rounding; arguments as in `Float64`.
 
@@ -252,7 +253,8 @@ class Reference:
         """
         for round_inputs in (True, False) if inputs else (False,):
             try:
-                mode = self.rounding(unit, accumulate, seed, inputs=round_inputs, grad_outs=grad_outs)
+                mode = self.rounding(unit, accumulate, seed, inputs=round_inputs, grad_outs=grad_outs, last=last)
+                last = None  # of what comes before an error
                 return self.run(torch.float64, mode, order)
             except Exception:
                 if not round_inputs:

@@ -19,11 +19,13 @@ from retrograd.check import tolerance
 from retrograd.check.constraints import constrained, project
 from retrograd.check.outputs import as_real, inexact, promoted
 from retrograd.check.reference import DerivativeOrder, Reference, Results, first_order
-from retrograd.check.rounding import Float64
+from retrograd.check.rounding import Float64, LastRun
 from retrograd.check.seeds import derive
 from retrograd.compat.torch_dispatch import is_functorch_wrapped, tree_leaves, tree_map_only
 
 _MOST_AT_ONCE = 1 << 25  # elements that the operators of all runs of a batch make: at most 256 MiB
+_MOST_KEPT = 1 << 23  # elements that the operators of a run make whose operands are kept for another: some 200 MiB
+_CHAIN = 4  # runs that take operands from the one before
 _ALIKE = 2.0**-26  # of the largest element, by which a batch may differ from the truth: half of float64's digits
 
 
@@ -83,8 +85,13 @@ def rounded_runs(
             break
         yield batch
         done += count
+    last = None
     for k in range(done, runs.stop):
-        yield alone(reference.rounded(unit, accumulate, derive(reference.seed, "noise", k), order))
+        if reference.tf32 and reference.elements <= _MOST_KEPT and k % _CHAIN == 0:
+            last = LastRun()  # with other factors
+        yield alone(reference.rounded(unit, accumulate, derive(reference.seed, "noise", k), order, last=last))
+        if last is not None:
+            last.end()
 
 
 def alone(results: Results) -> Results:

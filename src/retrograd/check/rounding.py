@@ -151,6 +151,39 @@ def _mixed(func: Any, args: Any, kwargs: Any) -> bool:
     )
 
 
+class LastRun:
+    """The randomly rounded run before the present one, where they are not made at once: its operands, and its factors.
+
+    A run takes of the one before what that had taken or computed, so that what differs between two lives on.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self._now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+
+    def end(self) -> None:
+        """The present run is the last one now."""
+        self._before, self._now = self._now, ([], [])
+
+    def operand(self, t: torch.Tensor, *, taken: bool) -> torch.Tensor:
+        """An operand, or if it is `taken` what the last run had in its place."""
+        known, now = self._before[0], self._now[0]
+        other = known[len(now)] if taken and len(now) < len(known) else None
+        t = other if other is not None and other.shape == t.shape and _near(other, t) else t
+        now.append(t.clone())  # it may be changed in place
+        return t
+
+    def factor(self, own: torch.Tensor) -> torch.Tensor:
+        """A number that multiplies a whole product, the same as in the last run."""
+        known, now = self._before[1], self._now[1]
+        now.append(known[len(now)] if len(now) < len(known) and known[len(now)].shape == own.shape else own)
+        return now[-1]
+
+
+def _near(other: torch.Tensor, t: torch.Tensor) -> bool:
+    return torch.dist(other, t).item() <= _ANOTHER_RUN * torch.linalg.vector_norm(t).item()
+
+
 class Float64(UnwrappedMode):
     """Lift everything to float64; with `unit` > 0 perturb each operator's result.
 
@@ -167,12 +200,13 @@ class Float64(UnwrappedMode):
         widest: whether so is `widest`, of which each result is asked.
         record: whether `decisions` are kept: by operator, what it decided for each element, in the order of the run.
         runs: how many runs there are at once, along a first dimension that functorch made.
+        last: of a single run, the one before it.
     """
 
     def __init__(
         self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu", products: float = 0.0,
         *, inputs: bool = True, grad_outs: bool = False, track: bool = False, widest: bool = False,
-        record: bool = False, elementwise: bool = False, runs: int = 1,
+        record: bool = False, elementwise: bool = False, runs: int = 1, last: LastRun | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.matrices = False  # whether a product of matrices was met
@@ -182,7 +216,7 @@ class Float64(UnwrappedMode):
         self.widest = 0.0  # the largest of all, where that is asked for
         self._every = widest
         self.elements = 0  # of all results together
-        self._runs = runs
+        self._runs, self._last = runs, last
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unplaced: set[str] = set()  # operators whose choice is a convention (`_unplaced`), kept beside `decisions`
@@ -221,26 +255,29 @@ class Float64(UnwrappedMode):
         pairs = -(-runs // 2)
         each = self._cut(_factors(t.device, unit), (pairs, *[1] * (t.ndim - 1)) if t.ndim else ())
         if runs == 1:
-            return each
+            return each if self._last is None else self._last.factor(each)
         each = each.index_select(0, _each_twice(runs, t.device))
         return each if t.shape[0] == runs else each.repeat_interleave(t.shape[0] // runs, 0)
 
     def _of_another_run(self, t: torch.Tensor) -> torch.Tensor:
-        """In half of the runs the values of the other of a pair, where these are near: as computed a second time.
+        """Of half of the runs the values of the other of a pair, where these are near: as computed a second time.
 
         What cancels exactly where one product is used twice does not where an implementation has it twice, each from
         factors with fewer bits: do v less the sum of p (do v) may be do v less do o.
         """
         runs = self._runs
-        if t.dtype != torch.float64 or not t.ndim or not t.numel() or runs % 2 or t.shape[0] % runs:
+        if t.dtype != torch.float64 or not t.ndim or not t.numel():
+            return t
+        if self._last is not None:
+            return self._last.operand(t, taken=self._place() < 0.5)
+        if runs == 1 or runs % 2 or t.shape[0] % runs:
             return t
         taken = _taken(runs, int(self._place() * 2**runs), t.device)
         if t.shape[0] == runs:
             other = t.index_select(0, taken)
         else:
             other = t.unflatten(0, (runs, -1)).index_select(0, taken).view_as(t)
-        near = torch.dist(other, t).item() <= _ANOTHER_RUN * torch.linalg.vector_norm(t).item()
-        return other if near else t
+        return other if _near(other, t) else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in args:
@@ -265,8 +302,11 @@ class Float64(UnwrappedMode):
         if operator.zeros:
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
-        if self.products and self._runs > 1 and not (operator.exact or operator.returns_alias):
-            args = [self._of_another_run(a) if isinstance(a, torch.Tensor) else a for a in args]
+        if self.products and not (operator.exact or operator.returns_alias):
+            own = args[: name.endswith("_")]  # what is changed in place
+            args = [
+                *own, *(self._of_another_run(a) if isinstance(a, torch.Tensor) else a for a in args[len(own) :])
+            ]  # fmt: skip
         out, args, kwargs = _run_lifted(func, args, kwargs)
         if not self.unit and isinstance(out, torch.Tensor):
             self.elements += out.numel()

@@ -1,4 +1,4 @@
-"""Errors of sums and products, in units of rounding: what adding up in any order leaves, and factors of fewer bits."""
+"""Errors of sums and products: what adding up in any order leaves, and factors of fewer bits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,33 @@ from typing import Any
 
 import torch
 
-from retrograd.check.operators import FACTORS
+from retrograd.check.operators import FACTORS, about
+from retrograd.compat.torch_dispatch import UnwrappedMode
 
 _ATEN = torch.ops.aten
+_TF32_BITS = -1 << 13  # of a float32, those that tensor cores read
+
+
+class Tf32Factors(UnwrappedMode):
+    """A run whose products of float32 matrices read 11 bits of each factor, as tensor cores do.
+
+    With `elementwise` so do all products of two tensors, of a formula that multiplies no matrices.
+    """
+
+    def __init__(self, *, elementwise: bool) -> None:
+        super().__init__()
+        self._factors = {name: first for name, (_, first) in FACTORS.items()} | {"convolution": 0}
+        self._factors |= {"mul": 0} if elementwise else {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = self._factors.get(about(func).name)
+        if first is not None and all(isinstance(t, torch.Tensor) for t in args[first : first + 2]):
+            args = (*args[:first], *map(_cut_to_tf32, args[first : first + 2]), *args[first + 2 :])
+        return func(*args, **(kwargs or {}))
+
+
+def _cut_to_tf32(t: torch.Tensor) -> torch.Tensor:
+    return (t.view(torch.int32) & _TF32_BITS).view(torch.float32) if t.dtype == torch.float32 else t
 
 
 def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
