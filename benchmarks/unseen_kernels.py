@@ -26,32 +26,17 @@ import torch.nn.functional as F
 
 import retrograd as rg
 
-ROWS: dict[str, Callable[[], list[tuple[Any, Any]]]] = {}
-Pairs = list[tuple[Any, Any]]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import unseen_kernels_more
+from unseen_kernels_more import Pairs, backward, draw, of
+
+ROWS: dict[str, Callable[[], Pairs]] = {}
 
 
 def row(run: Callable[[], Pairs]) -> Callable[[], Pairs]:
     """Keep a call: it returns pairs of what the library gives and what it should be."""
     ROWS[run.__name__] = run
     return run
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
-    """Ordinary numbers."""
-    return torch.randn(*shape).to(dtype).requires_grad_(grad)
-
-
-def of(path: str) -> Any:
-    """A function by module and name."""
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
-
-
-def backward(got: torch.Tensor, want: torch.Tensor, inputs: list[torch.Tensor]) -> Pairs:
-    """Outputs and gradients of both."""
-    g = torch.randn_like(got)
-    pairs = zip(torch.autograd.grad(got, inputs, g), torch.autograd.grad(want, inputs, g), strict=True)
-    return [(got, want), *pairs]
 
 
 @row
@@ -398,6 +383,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names, comma separated")
     parser.add_argument("--out", type=Path, help="markdown")
     args = parser.parse_args()
+    ROWS.update(unseen_kernels_more.MORE)
     lines = ["| row | kernels | launches | units | what was said | CPU s |", "|---" * 6 + "|"]
     for name in args.only.split(",") if args.only else ROWS:
         lines.append(measure(name))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from retrograd.compat.registry import part, works
@@ -11,6 +14,24 @@ current_raw_stream = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
 )
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
+_SHORTCUTS = ("_cuda_getCurrentRawStream", "_cuda_getDevice")
+
+
+@contextlib.contextmanager
+def pretended_shortcuts() -> Iterator[None]:
+    """Both answer 0, for libraries that look them up where they are told of a GPU that is not there."""
+    stock = {name: getattr(torch._C, name) for name in _SHORTCUTS if hasattr(torch._C, name)}
+    for name in _SHORTCUTS:
+        setattr(torch._C, name, lambda *_: 0)
+    try:
+        yield
+    finally:
+        for name in _SHORTCUTS:
+            delattr(torch._C, name)
+            if name in stock:
+                setattr(torch._C, name, stock[name])
 
 
 def keep_busy(cycles: int) -> None:

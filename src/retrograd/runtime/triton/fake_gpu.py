@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly
 from retrograd.compat.triton_compile import GpuDescription
 
@@ -136,7 +137,7 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = F
     function.apply = apply_backward
     try:
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
-        with eagerly(), mode:
+        with pretended_shortcuts(), eagerly(), mode:
             yield
     finally:
         function.apply = stock_apply
