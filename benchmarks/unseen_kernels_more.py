@@ -2,8 +2,8 @@
 
 pip install --target libs --no-deps flash-sinkhorn==0.4.1 flash-colsum==0.1.0 torch-fps==0.6.0 lanczos-triton==0.1.0 \
     colortransfer-triton==0.1.0 late-interaction-kernels==0.4.5 jvp-flash-attention==0.14.0 flashnn==0.1.1 \
-    mingru-scans==0.2.0 triton-augment==0.3.0 localcorr==0.1.1 fasterkernels==0.2.0 ibu-boost==0.1.1 gemlite \
-    sageattention bitsandbytes
+    mingru-scans==0.2.0 triton-augment==0.3.0 localcorr==0.1.1 fasterkernels==0.2.0 ibu-boost==0.1.1 \
+    gemlite==0.6.0.post2 sageattention==1.0.6 bitsandbytes==0.50.2
 """
 
 from __future__ import annotations

@@ -102,3 +102,10 @@ def test_a_launcher_that_refuses_what_is_not_on_a_gpu_is_verified():
     for fn, verdict in ((doubled, "proved"), (refusing, "finding")):
         spec = rg.op(fn, lambda x: x * 2, dict(x=rg.tensor("M", "N")), dtypes=["float32"])
         assert rg.verify(spec, level="quick", only=["contract"]).verdict == verdict
+
+
+def test_the_address_of_the_current_stream_is_looked_up_by_libraries_that_hear_of_a_gpu():
+    before = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    with fake_gpu.gpu(target_named("sm_90")):
+        assert torch._C._cuda_getCurrentRawStream(0) == 0
+    assert getattr(torch._C, "_cuda_getCurrentRawStream", None) is before

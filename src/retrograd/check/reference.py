@@ -14,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
 from retrograd.check.constraints import project
+from retrograd.check.last_run import LastRun
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
-from retrograd.check.rounding import Float64, LastRun
+from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec

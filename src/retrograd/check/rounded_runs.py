@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
 from retrograd.check.constraints import constrained, project
+from retrograd.check.last_run import LastRun
 from retrograd.check.outputs import as_real, inexact, promoted
 from retrograd.check.reference import DerivativeOrder, Reference, Results, first_order
-from retrograd.check.rounding import Float64, LastRun
+from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 from retrograd.compat.torch_dispatch import is_functorch_wrapped, tree_leaves, tree_map_only
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from retrograd.check.last_run import LastRun, near
 from retrograd.check.operators import (
     ADDING,
     AGAINST_ZERO,
@@ -37,9 +38,6 @@ _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.fl
 _LIFTED |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 _ATEN = torch.ops.aten
 _CHOICES = ("min", "max", "amin", "amax")
-
-# Of a tensor's size, that which other roundings may change: more is another dimension than that of the runs.
-_ANOTHER_RUN = 0.05
 
 # Uniform numbers that noise is cut out of: to draw them takes longer than most operators. Two pieces overlap by 1/16 of
 # themselves on the average, which changes a spread by 3 % at most.
@@ -151,39 +149,6 @@ def _mixed(func: Any, args: Any, kwargs: Any) -> bool:
     )
 
 
-class LastRun:
-    """The randomly rounded run before the present one, where they are not made at once: its operands, and its factors.
-
-    A run takes of the one before what that had taken or computed, so that what differs between two lives on.
-    """
-
-    def __init__(self) -> None:
-        self._before: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        self._now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-
-    def end(self) -> None:
-        """The present run is the last one now."""
-        self._before, self._now = self._now, ([], [])
-
-    def operand(self, t: torch.Tensor, *, taken: bool) -> torch.Tensor:
-        """An operand, or if it is `taken` what the last run had in its place."""
-        known, now = self._before[0], self._now[0]
-        other = known[len(now)] if taken and len(now) < len(known) else None
-        t = other if other is not None and other.shape == t.shape and _near(other, t) else t
-        now.append(t.clone())  # it may be changed in place
-        return t
-
-    def factor(self, own: torch.Tensor) -> torch.Tensor:
-        """A number that multiplies a whole product, the same as in the last run."""
-        known, now = self._before[1], self._now[1]
-        now.append(known[len(now)] if len(now) < len(known) and known[len(now)].shape == own.shape else own)
-        return now[-1]
-
-
-def _near(other: torch.Tensor, t: torch.Tensor) -> bool:
-    return torch.dist(other, t).item() <= _ANOTHER_RUN * torch.linalg.vector_norm(t).item()
-
-
 class Float64(UnwrappedMode):
     """Lift everything to float64; with `unit` > 0 perturb each operator's result.
 
@@ -277,7 +242,7 @@ class Float64(UnwrappedMode):
             other = t.index_select(0, taken)
         else:
             other = t.unflatten(0, (runs, -1)).index_select(0, taken).view_as(t)
-        return other if _near(other, t) else t
+        return other if near(other, t) else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in args:

@@ -1,0 +1,42 @@
+"""Runs in a row of a randomly rounded reference: what each leaves to the next, where they are not made at once."""
+
+from __future__ import annotations
+
+import torch
+
+# Of a tensor's size, that which other roundings may change: more is another dimension than that of the runs.
+_ANOTHER_RUN = 0.05
+
+
+class LastRun:
+    """The randomly rounded run before the present one, where they are not made at once: its operands, and its factors.
+
+    A run takes of the one before what that had taken or computed, so that what differs between two lives on.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self._now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+
+    def end(self) -> None:
+        """The present run is the last one now."""
+        self._before, self._now = self._now, ([], [])
+
+    def operand(self, t: torch.Tensor, *, taken: bool) -> torch.Tensor:
+        """An operand, or if it is `taken` what the last run had in its place."""
+        known, now = self._before[0], self._now[0]
+        other = known[len(now)] if taken and len(now) < len(known) else None
+        t = other if other is not None and other.shape == t.shape and near(other, t) else t
+        now.append(t.clone())  # it may be changed in place
+        return t
+
+    def factor(self, own: torch.Tensor) -> torch.Tensor:
+        """A number that multiplies a whole product, the same as in the last run."""
+        known, now = self._before[1], self._now[1]
+        now.append(known[len(now)] if len(now) < len(known) and known[len(now)].shape == own.shape else own)
+        return now[-1]
+
+
+def near(other: torch.Tensor, t: torch.Tensor) -> bool:
+    """Whether one tensor is another one but for roundings."""
+    return torch.dist(other, t).item() <= _ANOTHER_RUN * torch.linalg.vector_norm(t).item()
