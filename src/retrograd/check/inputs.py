@@ -292,8 +292,8 @@ def place(drawn: Mapping[str, Any], case: Case, device: str) -> dict[str, Any]:
     out = dict(drawn)
     for name, value in drawn.items():
         if isinstance(value, torch.Tensor):
-            layout = case.layout(name)
-            out[name] = lay_out(repeat_values(value.detach().to(device, copy=True), layout), layout)
+            fresh, layout = value.detach().to(device, copy=True), case.layout(name) if case.layouts else ""
+            out[name] = lay_out(repeat_values(fresh, layout), layout) if layout else fresh.contiguous()
         elif isinstance(value, (list, tuple, dict)) and _is_plain(value):
             out[name] = copy.deepcopy(value)
     return out

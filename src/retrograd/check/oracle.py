@@ -135,8 +135,9 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     floor: dict[str, torch.Tensor] = {}
     unit, _ = tolerance.units(case.dtype, reference.spec.compute)
     unit = max(unit, tolerance.TF32) if reference.tf32 else unit
-    stored |= _stored_inputs(reference)
-    terms = term_sizes(reference, exact if order is first_order else None)
+    inputs = reference.inputs()
+    stored |= _stored_inputs(inputs)
+    terms = term_sizes(reference, exact if order is first_order else None, inputs)
     for name, want in exact.items():
         if want is not None:
             own = eager.get(name)
@@ -164,9 +165,9 @@ def _exact(reference: Reference, order: DerivativeOrder) -> tuple[Float64, Resul
     return mode, {name: None if t is None else t.detach() for name, t in results.items()}
 
 
-def _stored_inputs(reference: Reference) -> dict[str, str]:
+def _stored_inputs(inputs: dict[str, Any]) -> dict[str, str]:
     """The dtypes that gradients are stored in, by name: those of their inputs."""
-    tensors = {name: value for name, value in reference.inputs().items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     return {
         f"{order} {name}": str(value.dtype).removeprefix("torch.")
         for name, value in tensors.items()
@@ -174,9 +175,11 @@ def _stored_inputs(reference: Reference) -> dict[str, str]:
     }
 
 
-def term_sizes(reference: Reference, exact: Results | None) -> dict[str, torch.Tensor]:
+def term_sizes(
+    reference: Reference, exact: Results | None, inputs: dict[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
     """The size of what adds up to each gradient, that of grad_out * out / x: by element where x has out's shape."""
-    inputs, gs = reference.inputs(), reference.grad_outs()
+    inputs, gs = inputs or reference.inputs(), reference.grad_outs()
     known = [t for name, t in (exact or {}).items() if t is not None and not name.startswith("grad ")]
     outs = known if len(known) == len(gs) else [as_real(out) for out in reference.outputs().inexact.values()]
     products = [(as_real(g).double() * out).abs() for g, out in zip(gs, outs, strict=True)]
