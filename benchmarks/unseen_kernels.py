@@ -4,6 +4,9 @@
         flash-attention-softmax-n==0.3.2 moe-ops==0.1.0 cuda-triton-multiarch==0.2.2 saga-activation==0.2.0 \\
         flash-kmeans==0.3.1 grouped-mm-bf16==0.1.7 bm3d-triton==0.1.1 fused-turboquant==0.1.0
     PYTHONPATH=libs python benchmarks/unseen_kernels.py --out benchmarks/results/unseen-kernels.md
+    PYTHONPATH=libs python benchmarks/unseen_kernels.py --verify
+
+unseen_kernels_more.py has the rows of further libraries, and specs of three ops for `--verify`.
 
 A row is a call of a library's function inside `retrograd.cpu_triton()`: what its launches did to memory, and how far
 its results are from the formula's, in roundoffs of the result's dtype, of the result's largest element.
@@ -382,7 +385,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names, comma separated")
     parser.add_argument("--out", type=Path, help="markdown")
+    parser.add_argument("--verify", action="store_true", help="what verify says of ops with a backward, in float32")
     args = parser.parse_args()
+    if args.verify:
+        for name, spec in unseen_kernels_more.SPECS.items():
+            report = rg.verify(spec, level="quick", dtypes=["float32"])
+            print(name, report.verdict, *(finding.what for finding in report.findings), sep="\n    ", flush=True)
+        return 0
     ROWS.update(unseen_kernels_more.MORE)
     lines = ["| row | kernels | launches | units | what was said | CPU s |", "|---" * 6 + "|"]
     for name in args.only.split(",") if args.only else ROWS:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import retrograd as rg
+
 Pairs = list[tuple[Any, Any]]
 MORE: dict[str, Callable[[], Pairs]] = {}
 
@@ -207,11 +209,7 @@ def augment_saturation_and_normal() -> Pairs:
 def spatial_correlation() -> Pairs:
     a, b = draw(2, 20, 18, 17, grad=True), draw(2, 20, 18, 17, grad=True)
     got = of("localcorr.triton.spatial_corr.TritonSpatialCorrelationFunction").apply(a, b, 2)
-    wide = F.pad(b, (2, 2, 2, 2))
-    want = torch.stack([
-        torch.stack([(a * wide[..., i : i + 18, j : j + 17]).sum(1) for j in range(5)], 1) for i in range(5)
-    ], 1)  # fmt: skip
-    return backward(got, want, [a, b])
+    return backward(got, correlation(a, b), [a, b])
 
 
 @row
@@ -310,3 +308,41 @@ def sinkhorn_loss() -> Pairs:
     got = loss(x, y)
     (grad,) = torch.autograd.grad(got, x)
     return [(got.isfinite() & (got > 0), torch.tensor(True)), (grad.isfinite().all(), torch.tensor(True))]
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Products with neighbours up to two pixels away, added up over channels."""
+    wide, (height, width) = F.pad(b, (2, 2, 2, 2)), a.shape[-2:]
+    rows = [[(a * wide[..., i : i + height, j : j + width]).sum(1) for j in range(5)] for i in range(5)]
+    return torch.stack([torch.stack(row, 1) for row in rows], 1)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal, in the inputs' dtype."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    late = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(late, -math.inf).softmax(-1) @ v
+
+
+_HEADS, _IMAGE = rg.tensor("B", "H", "T", "D"), rg.tensor("B", "C", "H", "W")
+# Those with a backward, for `--verify`.
+SPECS = {
+    "maxsim": rg.op(
+        lambda q, d: of("late_interaction_kernels.maxsim")(q, d),
+        lambda q, d: torch.einsum("qld,nmd->qnlm", q, d).amax(-1).sum(-1),
+        dict(q=rg.tensor("N", "L", "D"), d=rg.tensor("M", "S", "D")),
+        sizes=dict(N=(1, 3), M=(1, 3), L=[1, 5, 16, 33], S=[1, 7, 40], D=[64, 128]),
+    ),
+    "jvp_attention": rg.op(
+        lambda q, k, v: of("jvp_flash_attention.jvp_attention.JVPAttn").fwd_dual(q, k, v, causal=True),
+        attention,
+        dict(q=_HEADS, k=_HEADS, v=_HEADS),
+        sizes=dict(B=(1, 2), H=(1, 2), T=[32, 64, 128], D=[16, 32, 64]),
+    ),
+    "spatial_correlation": rg.op(
+        lambda a, b: of("localcorr.triton.spatial_corr.TritonSpatialCorrelationFunction").apply(a, b, 2),
+        correlation,
+        dict(a=_IMAGE, b=_IMAGE),
+        sizes=dict(B=(1, 2), C=[1, 20, 65], H=[1, 5, 17], W=[1, 6, 18]),
+    ),
+}
