@@ -196,3 +196,25 @@ def test_the_ranks_that_stand_apart_come_first():
         "parameters that ranks hold copies of are not equal on rank 3: w"
     )
     assert notes == []
+
+
+def _autocast_under_ddp(autocast: bool) -> list[str]:
+    """Problems of three steps of DDP without buffers; odd ranks under autocast, or all."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with rf.record_collectives() as log:
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast or dist.get_rank() % 2 == 1):
+                loss = model(torch.ones(2, 4)).float().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return log.problems
+
+
+def test_autocast_of_a_rank_is_told_where_ddp_has_no_buffers(ranks):
+    assert ranks.run(_autocast_under_ddp, True) == [[], []]
+    first, second = ranks.run(_autocast_under_ddp, False)
+    assert first == ["ranks differ in the second step: autocast.cpu is off on rank 0, bfloat16 on rank 1"]
+    assert second == []

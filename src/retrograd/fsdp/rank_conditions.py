@@ -19,7 +19,7 @@ from retrograd.core.rank_store import RankStore
 from retrograd.env import run_conditions as run
 from retrograd.env.run_conditions import Conditions
 
-_KEY, _PARAMETERS = "conditions", "parameters"
+_KEY, _LATER, _PARAMETERS = "conditions", "autocast", "parameters"
 _MOST = 8  # differences told of each kind
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
@@ -30,7 +30,9 @@ class RankConditions:
     def __init__(self) -> None:
         self._exchange: RankStore | None = None
         self._own: Conditions = {}
-        self._told = False
+        self._told = self._told_later = False
+        self._unseen = True  # whether no collective ran in a forward of the first step
+        self._later = False  # whether autocast is known since the second step, in which DDP builds its buckets
         self._autocast: dict[str, set[str]] = {}
         # What was reduced, as long as it lives: another tensor may lie there later.
         self._reduced: list[tuple[weakref.ref[Any], tuple[int, ...]]] = []
@@ -42,11 +44,11 @@ class RankConditions:
         exchange.post(_KEY, json.dumps(self._own))
 
     def collective(self, kind: str, phase: str, tensors: list[Any], ranks: tuple[int, ...]) -> None:
-        """A collective of the first step is about to start."""
+        """A collective of the first two steps is about to start."""
         if phase == "forward":
             for name, dtype in run.autocast(torch).items():
                 self._autocast.setdefault(name, set()).add(dtype)
-        if kind == "all-reduce":
+        if kind == "all-reduce" and _PARAMETERS not in self._own:
             self._reduced += [(weakref.ref(tensor), ranks) for tensor in tensors]
 
     def optimizer(self, optimizer: torch.optim.Optimizer, replicas: Mapping[int, tuple[str, tuple[int, ...]]]) -> None:
@@ -65,32 +67,40 @@ class RankConditions:
                 self._parameters[f"{label}\0{','.join(map(str, ranks))}"] = _checksum(parameter)
 
     def start(self) -> None:
-        """The first update is about to come: post all that is known, once."""
-        if self._exchange is None or _PARAMETERS in self._own:
+        """One of the first updates is about to come: post all that is known, once; autocast if it is known later."""
+        if self._exchange is None or self._later:
+            return
+        autocast = {name: "/".join(sorted(dtypes)) for name, dtypes in self._autocast.items()}
+        if _PARAMETERS in self._own:
+            if autocast and self._unseen:
+                self._later = True
+                self._exchange.post(_LATER, json.dumps({run.FLAGS: autocast}))
             return
         self._own = run.process_conditions() | run.torch_conditions(torch) | {_PARAMETERS: self._parameters}
-        self._own[run.FLAGS] |= {name: "/".join(sorted(dtypes)) for name, dtypes in self._autocast.items()}
+        self._own[run.FLAGS] |= autocast
+        self._unseen = not autocast
         self._exchange.post(_KEY, json.dumps(self._own))
 
     def tell(self, problem: Callable[[str], None], notes: list[str]) -> None:
         """Say once what differs between ranks, as far as they have posted it: a problem, or a note where it may."""
-        if self._exchange is None or self._told:
+        if self._exchange is None or (self._told and (self._told_later or not self._later)):
             return
-        self._told = True
-        posted = {rank: self._exchange.look(_KEY, rank) for rank in range(self._exchange.size)}
-        problems, more = sentences({rank: json.loads(text) for rank, text in posted.items() if text is not None})
+        key, when = (_LATER, "in the second step") if self._told else (_KEY, "before the first update")
+        self._told, self._told_later = True, self._told
+        posted = {rank: self._exchange.look(key, rank) for rank in range(self._exchange.size)}
+        problems, more = sentences({rank: json.loads(text) for rank, text in posted.items() if text is not None}, when)
         notes += more
         for text in problems:
             problem(text)
 
 
-def sentences(of: Mapping[int, Conditions]) -> tuple[list[str], list[str]]:
+def sentences(of: Mapping[int, Conditions], when: str = "before the first update") -> tuple[list[str], list[str]]:
     """Problems and notes on ranks whose conditions are these."""
     rows = run.differences(of)
     apart = [row.text() for row in rows if not row.intended]
     apart += _parameters_apart(of)
     own = [row.text() for row in rows if row.intended]
-    return _line("ranks differ before the first update", apart), _line("each rank has its own", own)
+    return _line(f"ranks differ {when}", apart), _line("each rank has its own", own)
 
 
 def _line(head: str, texts: list[str]) -> list[str]:
