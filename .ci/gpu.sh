@@ -4,7 +4,7 @@
 #   bash .ci/gpu.sh [host|speed|verify|marked|suite|bench|all] [output folder]    defaults: all, and $OUT, else out/
 #
 # host    the C++ paths of eager ops from an empty cache: when they are there, equal bits
-# speed   host time of eager norms and deformable attention, beside torch
+# speed   host time of eager norms and deformable attention, by C++ and by Python, beside torch
 # verify  seconds to a verdict: quick and full, with a cold and a warm cache of kernels, with and without a budget
 # marked  the tests that need a GPU
 # suite   all tests, with real kernels
@@ -58,15 +58,7 @@ tests() { # name, seconds, arguments of pytest: a line a test as it ends, JUnit 
 
 host() { step host 150 python3 benchmarks/host_path.py; }
 
-speed() {
-  local shapes=512x4096,7x8192
-  retrograd speed 60 bench norm --host --shapes "$shapes" --providers retrograd,torch --dtypes bfloat16 --max-seconds 50 \
-    --out "$out/host-norm.jsonl" || failed=1
-  RETROGRAD_HOST=off retrograd speed 40 bench norm --host --providers retrograd --dtypes bfloat16 --max-seconds 30 \
-    --out /tmp/host-python.jsonl || failed=1
-  retrograd speed 60 bench msda --host --providers retrograd,retrograd-triton,grid_sample --max-seconds 50 \
-    --out /tmp/host-msda.jsonl || failed=1
-}
+speed() { step speed 150 python3 benchmarks/host_time.py --json "$out/host.jsonl" || failed=1; }
 
 verify() {
   export TRITON_CACHE_DIR
