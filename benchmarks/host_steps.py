@@ -54,8 +54,8 @@ PyObject* launch_by(PyObject*, PyObject* address) {
 # Step, file, text, what stands there instead; `{}` is the mark.
 HEADER, NORM = "runtime/cpp/host.hpp", "ops/norm/host/host.cpp"
 STEPS: tuple[tuple[str, str, str, str], ...] = (
-    ("stream, context, parameters", HEADER, "  const int code = held.launch(", "  {}\n  const int code = held.launch("),
-    ("launch", HEADER, "params, nullptr);\n", "params, nullptr);\n  {}\n"),
+    ("stream, context, parameters", HEADER, "  check(held.launch(", "  {}\n  check(held.launch("),
+    ("launch", HEADER, 'params, nullptr), "a kernel");\n', 'params, nullptr), "a kernel");\n  {}\n'),
     ("arguments", NORM, "  spec.centered = args[CENTERED]", "  {}\n  spec.centered = args[CENTERED]"),
     ("key", NORM, "  if (recipe == nullptr) return not_implemented();\n",
      "  if (recipe == nullptr) return not_implemented();\n  {}\n"),

@@ -123,8 +123,9 @@ struct MsdaBackward final : Node {
     uint64_t slots[SLOTS] = {};
     put_addresses(slots, inputs);
     slots[GRAD_OUT] = address(grad_out);
-    if (needs(1)) held[GRAD_LOCATIONS] = at::empty(inputs.locations.sizes(), inputs.locations.options());
-    if (needs(2)) held[GRAD_WEIGHTS] = at::empty(inputs.weights.sizes(), inputs.weights.options());
+    auto like = [&](const Tensor& t) { return make(t.sizes(), t.scalar_type(), attention.device); };
+    if (needs(1)) held[GRAD_LOCATIONS] = like(inputs.locations);
+    if (needs(2)) held[GRAD_WEIGHTS] = like(inputs.weights);
     for (const Buffer& buffer : recipe.buffers) held[buffer.slot] = make(buffer, attention.device);
     for (int slot = GRAD_VALUE; slot < SLOTS; ++slot) slots[slot] = address(held[slot]);
     for (const Launch& each : recipe.launches) launch(each, slots, attention.device);

@@ -185,13 +185,15 @@ struct NormBackward final : Node {
       own_residual = make(shape, static_cast<ScalarType>(dtypes[kResidual]), device);
     }
     results[kResidual] = shared ? results[kX] : own_residual;
-    Tensor parts[2];  // sums that the last launch adds up
     uint64_t slots[] = {address(grad_y),     address(saved.s), address(saved.weight), address(saved.mean),
                         address(saved.rstd), address(grad_s),  address(results[kX]),  address(own_residual),
                         0, 0, 0, 0};
-    for (size_t i = 0; i < recipe.buffers.size(); ++i) {
-      parts[i] = make(recipe.buffers[i], device);
-      slots[recipe.buffers[i].slot] = address(parts[i]);
+    Tensor parts;  // sums that the last launch adds up: those of weight, then those of bias, or one of the two
+    if (!recipe.buffers.empty()) {
+      const Buffer& buffer = recipe.buffers[0];
+      parts = make(buffer, device);
+      slots[buffer.slot] = address(parts);
+      if (buffer.shape[0] == 2) slots[buffer.slot + 1] = address(parts) + parts.nbytes() / 2;
     }
     launch(recipe.launches[0], slots, device);
     if (recipe.launches.size() == 1) return results;
@@ -256,8 +258,11 @@ Results forward(const Call& call, const Recipe& recipe) {
   if (call.store_s) made.s = make(call.x.sizes(), call.s_dtype, call.device);
   if (call.stats) {
     const int64_t rows = call.x.numel() / call.x.sizes().back();
-    made.rstd = make({rows}, at::kFloat, call.device);
-    if (call.spec.centered) made.mean = make({rows}, at::kFloat, call.device);
+    if (call.spec.centered) {
+      std::tie(made.mean, made.rstd) = make_two(rows, call.device);
+    } else {
+      made.rstd = make({rows}, at::kFloat, call.device);
+    }
   }
   uint64_t slots[] = {address(call.x), address(call.residual), address(call.weight), address(call.bias),
                       address(made.y), address(made.s),        address(made.mean),   address(made.rstd)};

@@ -78,9 +78,11 @@ def backward_recipe(key: BackwardKey, launch: KeptBackward) -> Recipe | None:
     if len(known) < len(calls):
         return None
     assert key.s is not None
-    shape = (launch.parts, key.heads * key.s[1][1])
-    sums = ((_WEIGHT_PARTS, key.weight_dtype), (_BIAS_PARTS, key.bias_dtype))
-    return Recipe(known, tuple(Buffer(slot, torch.float32, shape) for slot, dtype in sums if dtype is not None))
+    dtypes = {_WEIGHT_PARTS: key.weight_dtype, _BIAS_PARTS: key.bias_dtype}
+    slots = [slot for slot, dtype in dtypes.items() if dtype is not None]
+    # In one allocation, each of a multiple of 16 bytes.
+    size = -(-launch.parts * key.heads * key.s[1][1] // 4) * 4
+    return Recipe(known, tuple(Buffer(slot, torch.float32, (len(slots), size)) for slot in slots[:1]))
 
 
 def key_numbers(key: ForwardKey | BackwardKey, codes: dict[Any, int]) -> tuple[int, ...]:
