@@ -103,9 +103,12 @@ def launch(case: Case) -> None:
     for last in (2, 4):
         msda_fwd(inputs._replace(references=empty(1, queries, len(sizes), last, kind=beside)), spec)
     msda_bwd(out, inputs, spec, NeededGrads(value=False, locations=True, weights=True))
+    few = MsdaInputs(value, levels, locations=p[:, :300], weights=a[:, :300])
+    msda_fwd(few, spec)
     if case.large:
         return  # zeros for grad_value would be gigabytes
     msda_bwd(out, inputs, spec, NeededGrads(value=True, locations=True, weights=True))
+    msda_bwd(out[:, :300], few, spec, NeededGrads(value=True, locations=True, weights=True))
     # Sorts on the host, where nothing has been computed: small.
     small = MsdaInputs(value, levels, locations=p[:, :4], weights=a[:, :4])
     spec = MsdaSpec((4, 4), border, aligned, deterministic=True)

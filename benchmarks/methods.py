@@ -124,8 +124,9 @@ def main() -> int:
                         row = runner.timed(row, *work, timer)
                 except Exception as error:
                     row = replace(row, skipped=first_line(error))
-                gc.collect()
-                torch.cuda.empty_cache()
+                if method == args.methods[-1]:
+                    gc.collect()
+                    torch.cuda.empty_cache()
             rows[method].append(row)
             with (args.out / f"{row.op}-{method}.jsonl").open("a") as lines:
                 print(to_line(row), file=lines)

@@ -1,8 +1,7 @@
 """Variants of the CUDA kernels of deformable attention, and what bounds them, on one GPU in one process.
 
-Kernels by the profiler; whole backwards by replayed graphs with cold inputs; the deterministic one with the gradients
-of locations and weights beside the sort on a second stream; and `cells`, `backward` and `reduce` with one of their
-costs taken out of the source, which says what that cost is: additions, reads of value, reads of grad_out.
+Kernels by the profiler; whole backwards by replayed graphs with cold inputs; and `cells`, `backward` and `reduce` with
+one of their costs taken out of the source, which says what that cost is: additions, reads of value, reads of grad_out.
 
     python benchmarks/msda_tune.py [--shapes enc800,enc800b1] [--dtypes float32,bfloat16] [--out FILE]
 """
@@ -10,6 +9,7 @@ costs taken out of the source, which says what that cost is: additions, reads of
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import sys
@@ -17,7 +17,10 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,10 @@ import torch
 
 from retrograd.bench.ops.msda import make_data, shape_of
 from retrograd.bench.timing import CudaTimer
+from retrograd.ops.msda import plan as plans
 from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
-from retrograd.ops.msda.cuda import launch, plan
+from retrograd.ops.msda.cuda import launch
+from retrograd.ops.msda.triton import launch as triton_launch
 
 ALL = NeededGrads(True, True, True)
 Backward = Callable[[torch.Tensor, MsdaInputs, MsdaSpec], MsdaGrads]
@@ -51,30 +56,33 @@ WITHOUT = {
 }
 
 
-def beside(threads: int, blocks: int) -> Backward:
-    """The deterministic backward with `backward` on a second stream, in CTAs of so many threads."""
-    side = torch.cuda.Stream()
-
-    def run(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec) -> MsdaGrads:
-        sizes, value = launch._sizes(inputs, spec), inputs.value
-        grads = MsdaGrads(*(torch.empty_like(t) for t in (value, inputs.locations, inputs.weights)))
-        names = ("grad_value", "grad_locations", "grad_weights")
-        tensors = dict(zip(names, grads, strict=False), grad_out=grad_out)
-        work = launch._Work(inputs, spec, sizes, tensors, dots=True)
-        main = torch.cuda.current_stream()
-        side.wait_stream(main)
-        processors = launch._processors(value.device.index)
-        with torch.cuda.stream(side):
-            launch._walk(work, "backward", plan.plan_queries(sizes, processors, threads, blocks))
-        launch._sort(work, reduces=True)
-        main.wait_stream(side)
-        return grads
-
-    return run
-
-
 def usual(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec) -> MsdaGrads:
     return launch.msda_bwd(grad_out, inputs, spec, ALL)
+
+
+_launched: set[tuple[Any, ...]] = set()  # arguments of `launch._kernel`
+
+
+def _compile(kernel: tuple[Any, ...]) -> None:
+    device, name, macros, threads, blocks, _ = kernel
+    launch.compiled(name, launch.options_of(f"sm_{launch.arch_of(device)}", macros, threads, blocks))
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Which kernels are launched inside is known afterwards."""
+    loaded = launch._kernel
+
+    def kernel(*args: Any) -> Any:
+        _launched.add(args)
+        return loaded(*args)
+
+    launch._kernel = kernel
+    launch._planned.cache_clear()
+    try:
+        yield
+    finally:
+        launch._kernel = loaded
 
 
 @contextmanager
@@ -92,12 +100,16 @@ def edited(names: tuple[str, ...]) -> Iterator[None]:
                     raise ValueError(f"{file} has {text!r} {source.count(text)} times, expected once")
                 path.write_text(source.replace(text, instead))
         launch._FOLDER, launch.HEADERS = Path(temporary), tuple(Path(temporary) / header.name for header in headers)
-        launch._kernel.cache_clear()
+        loaded = launch._kernel
+        launch._kernel = cache(loaded.__wrapped__)
+        launch._planned.cache_clear()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(_compile, _launched))
         try:
             yield
         finally:
-            launch._FOLDER, launch.HEADERS = folder, headers
-            launch._kernel.cache_clear()
+            launch._FOLDER, launch.HEADERS, launch._kernel = folder, headers, loaded
+            launch._planned.cache_clear()
 
 
 class Case:
@@ -148,17 +160,13 @@ def variants(case: Case) -> Iterator[tuple[str, Any]]:
     yield "deterministic / default", ordered / default
     yield "kernels of default", case.kernels(usual, False)
     yield "kernels of deterministic", case.kernels(usual, True)
-    want = case.call(usual, True)
-    for threads, blocks in ((512, 1), (384, 1), (256, 1), (256, 2), (128, 2), (128, 4)):
-        run = beside(threads, blocks)
-        got = case.call(run, True)
-        torch.cuda.synchronize()
-        same = all(torch.equal(a, b) for a, b in zip(want, got, strict=True) if a is not None and b is not None)
-        yield f"beside the sort, {threads} threads x {blocks}", case.us(run, True) if same else "other bits"
 
 
 def costs(case: Case) -> Iterator[tuple[str, Any]]:
     """Microseconds of kernels without one of their costs, and without all."""
+    with recorded():
+        for deterministic in (False, True):
+            case.call(usual, deterministic)
     for names in (("additions",), ("reads of value",), ("reads of grad_out",), tuple(WITHOUT)):
         with edited(names):
             for deterministic in (False, True):
@@ -170,18 +178,54 @@ def costs(case: Case) -> Iterator[tuple[str, Any]]:
                 yield f"{'deterministic' if deterministic else 'default'} without {', '.join(names)}", kept
 
 
+def by_triton(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec) -> MsdaGrads:
+    return triton_launch.msda_bwd(grad_out, inputs, spec, ALL)
+
+
+def forward_of(function: Callable[[MsdaInputs, MsdaSpec], torch.Tensor]) -> Backward:
+    return lambda _, inputs, spec: MsdaGrads(function(inputs, spec))
+
+
+def triton_plans(case: Case) -> Iterator[tuple[str, Any]]:
+    """Triton kernels by other plans: a forward with all points together, levels of a backward apart."""
+    forward = forward_of(triton_launch.msda_fwd)
+    chosen = plans.plan_forward, plans.plan_backward
+    itemsize = case.data[0][1].value.element_size()
+    usual_plan = plans.plan_samples(case.sizes.channels, itemsize, triton_launch.gpu_of(case.data[0][0]))
+    tiles = [replace(usual_plan, block_q=q, num_warps=warps, together=True) for q, warps in ((1, 1), (2, 1), (4, 4))]
+    try:
+        for plan in (usual_plan, *tiles):
+            plans.plan_forward = lambda *_: plan  # noqa: B023
+            triton_launch._LAUNCHES.clear()
+            yield (
+                f"triton forward {plan.block_q} rows {plan.num_warps} warps together {plan.together}",
+                case.us(forward, False),
+            )
+        for apart in (False, True):
+            plans.plan_backward = lambda *a, **k: replace(chosen[1](*a, **k), apart=apart)  # noqa: B023
+            triton_launch._LAUNCHES.clear()
+            yield f"triton backward, levels apart {apart}", case.us(by_triton, False)
+    finally:
+        plans.plan_forward, plans.plan_backward = chosen
+        triton_launch._LAUNCHES.clear()
+    yield "cuda forward", case.us(forward_of(launch.msda_fwd), False)
+    yield "cuda backward", case.us(usual, False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="enc800,enc800b1")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--costs", action="store_true", help="kernels without one of their costs, too")
+    parser.add_argument("--plans", action="store_true", help="plans of Triton's kernels instead")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     timer, began = CudaTimer(), time.monotonic()
     for shape in args.shapes.split(","):
         for dtype in args.dtypes.split(","):
             case = Case(shape, dtype, timer)
-            for what, us in (*variants(case), *(costs(case) if args.costs else ())):
+            steps = [triton_plans(case)] if args.plans else [variants(case), *[costs(case)] * args.costs]
+            for what, us in itertools.chain.from_iterable(steps):
                 print(f"{shape} {dtype} {what}: {us}  [{time.monotonic() - began:.0f} s]", flush=True)
                 if args.out:
                     with args.out.open("a") as lines:

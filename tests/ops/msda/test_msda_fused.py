@@ -15,10 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd.ops import ms_deform_attn, ms_deform_attn_fused
 from retrograd.ops.msda import autograd, dispatch, fused
+from retrograd.ops.msda import plan as plans
 from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec
 from retrograd.ops.msda.dispatch import functions
 from retrograd.ops.msda.fused import locations_of
 from retrograd.ops.types import Impl
+from retrograd.runtime.triton.gpu import next_power_of_2
 
 NAMES = ("value", "reference_points", "sampling_offsets", "attention_logits")
 
@@ -51,6 +53,19 @@ def by_hand(case: dict[str, Any], **options: Any) -> torch.Tensor:
         locations = reference[:, :, None, :, None, :2] + offsets / count * reference[:, :, None, :, None, 2:] * 0.5
     weights = case["attention_logits"].softmax(-1).view(offsets.shape[:-1])
     return ms_deform_attn(case["value"], LEVELS, locations, weights, **options)
+
+
+@pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_few_queries_by_triton(
+    rows: int, boxes: bool, mode: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All points of a row in one tile, as a plan for few rows has it on NVIDIA."""
+    case = fused_inputs(torch.float32, device, boxes=boxes)
+    block_c = next_power_of_2(case["value"].shape[-1])
+    monkeypatch.setattr(plans, "plan_forward", lambda *_: plans.SamplePlan(rows, block_c, 1, together=True))
+    got = ms_deform_attn_fused(case["value"], LEVELS, *(case[name] for name in NAMES[1:]), **mode, impl="triton")
+    assert_close(got, by_hand(case, **mode, impl="torch"))
 
 
 @pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])

@@ -118,6 +118,58 @@ def test_pairs_that_are_not_aligned(beside: torch.dtype, device: str) -> None:
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_few_queries(
+    rows: int, dtype: torch.dtype, mode: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All points of a row in one tile, levels apart in the backward: as a plan for few rows has it on NVIDIA."""
+    chosen = plans.plan_samples
+
+    def few(*args: Any, **options: Any) -> plans.SamplePlan:
+        return dataclasses.replace(chosen(*args, **options), block_q=rows, num_warps=1, together=True, apart=True)
+
+    monkeypatch.setattr(plans, "plan_forward", lambda channels, itemsize, *_: few(channels, itemsize, GPUS[1]))
+    monkeypatch.setattr(plans, "plan_backward", lambda channels, itemsize, *_, dots: few(channels, itemsize, GPUS[1]))
+    case = small(device, dtype=dtype, points=3, align_corners=mode["align_corners"])
+    assert_within_budget(run(case, **mode, impl="triton"), truth(case, **mode), case)
+
+
+@pytest.mark.parametrize("points", [(4, 4), (3, 1)], ids=str)
+def test_levels_apart_give_the_same_bits(points: tuple[int, int], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points of a level meet no other's; levels of unlike numbers of points stay together."""
+    from retrograd.ops.msda.triton import msda_bwd
+
+    value, sizes, _, _ = arguments(small(device))
+    locations, weights = (
+        torch.rand(2, 5, 2, sum(points), 2, device=device),
+        torch.rand(2, 5, 2, sum(points), device=device),
+    )
+    inputs, grad_out = (
+        MsdaInputs(value, Levels(tuple(sizes)), locations, weights),
+        torch.rand(2, 5, 2, 8, device=device),
+    )
+    needed = NeededGrads(value=False, locations=True, weights=True)
+    results = []
+    for apart in (False, True):
+        plan = dataclasses.replace(plans.plan_samples(8, 4, GPUS[1], dots=True), apart=apart)
+        monkeypatch.setattr(plans, "plan_backward", lambda *_, plan=plan, **__: plan)
+        results.append(msda_bwd(grad_out, inputs, MsdaSpec(points), needed))
+    for together, apart in zip(results[0][1:3], results[1][1:3], strict=True):
+        assert torch.equal(together, apart)
+
+
+def test_few_rows_wait_for_memory_together() -> None:
+    h200, amd = GPUS[1], GPUS[2]
+    assert plans.plan_forward(32, 4, 16, 2400, h200).together
+    assert not plans.plan_forward(32, 4, 16, 177784, h200).together
+    assert not plans.plan_forward(32, 4, 128, 2400, h200).together  # too many numbers for a warp
+    assert plans.plan_forward(32, 4, 16, 2400, amd) == plans.plan_samples(32, 4, amd)
+    assert plans.plan_backward(32, 4, 2400, h200, dots=False).apart
+    assert not plans.plan_backward(32, 4, 177784, h200, dots=False).apart
+    assert not plans.plan_backward(32, 4, 2400, amd, dots=False).apart
+
+
 @pytest.mark.parametrize("channels", [1, 3, 20])
 def test_any_number_of_channels_and_points(channels: int, device: str) -> None:
     """More points than channels: results are stored in several runs; the last columns of a tile are masked."""

@@ -1,13 +1,13 @@
 """Launch plans of deformable attention: tile sizes, warps, unrolling. Pure arithmetic, no torch, no triton.
 
 Numbers that were tuned stand in the tables at the top; `benchmarks/msda_notes.md` says how. None of them depends on
-what decides the order of a sum, but for `OrderedPlan.entries`, which depends on the number of channels alone: a plan
-never makes the result of a query depend on the other queries.
+what decides the order of a sum, but for `OrderedPlan.entries`, which depends on the number of channels alone, and
+`SamplePlan.together`: but for that a plan never makes the result of a query depend on the other queries.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from retrograd.runtime.triton.gpu import Backend, Gpu, next_power_of_2
@@ -17,11 +17,16 @@ Segment = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """A program of `num_warps` handles a tile of `block_q` (query, head) pairs x `block_c` channels, padded."""
+    """A program of `num_warps` handles a tile of `block_q` (query, head) pairs x `block_c` channels, padded.
+
+    `together`: a forward has all points of a row in one tile. `apart`: levels have programs of their own in a backward.
+    """
 
     block_q: int
     block_c: int
     num_warps: int
+    together: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,9 @@ class OrderedPlan:
 _TILE, _DOTS, _DOTS_AMPERE = (1, 4), (2, 1), (1, 2)
 # Samples that are sorted at once; a batch of more is done in parts. Bounds the workspace (see `backward`).
 SORTED_AT_ONCE = 1 << 24
+# Rows a multiprocessor below which they would wait for memory one point after the other, in the forward (all that
+# `cuda/plan.py` leaves to Triton on an H200) and in the backward; numbers of a row's points together, 32 a thread.
+_FEW_ROWS, _APART_ROWS, _FEW_NUMBERS = 128, 64, 1024
 _ENTRIES = 8
 _GATHERED = 1024  # numbers of grad_out that a warp reads at once; twice as many spill
 CELL_BLOCK = 256  # samples a program of the kernel that finds cells
@@ -49,7 +57,7 @@ _LOGITS = 32  # logits of a row at once; a tile of 64 rows is 16 numbers a threa
 
 @lru_cache(maxsize=4096)
 def plan_samples(channels: int, itemsize: int, gpu: Gpu, *, dots: bool = False) -> SamplePlan:
-    """Plan the forward, or the backward with atomic additions.
+    """Plan the tiles of the forward, or of the backward with atomic additions.
 
     Args:
         channels: C.
@@ -77,6 +85,19 @@ def plan_ordered(channels: int, itemsize: int, gpu: Gpu) -> OrderedPlan:
     fill = gpu.lanes * 16 // itemsize
     block_p = max(fill // (block_c * entries), min(4 // itemsize, _GATHERED // (block_c * entries)), 1)
     return OrderedPlan(block_p, block_c, entries)
+
+
+def plan_forward(channels: int, itemsize: int, points: int, rows: int, gpu: Gpu) -> SamplePlan:
+    """Plan the forward of `rows` (query, head) pairs of all images with so many points each."""
+    block_c, block_k = next_power_of_2(channels), next_power_of_2(points)
+    few = gpu.backend is Backend.CUDA and rows < _FEW_ROWS * gpu.num_sms and block_c * block_k <= _FEW_NUMBERS
+    return SamplePlan(1, block_c, 1, together=True) if few else plan_samples(channels, itemsize, gpu)
+
+
+def plan_backward(channels: int, itemsize: int, rows: int, gpu: Gpu, *, dots: bool) -> SamplePlan:
+    """Plan the backward with atomic additions; arguments as of `plan_forward` and `plan_samples`."""
+    apart = gpu.backend is Backend.CUDA and rows < _APART_ROWS * gpu.num_sms
+    return replace(plan_samples(channels, itemsize, gpu, dots=dots), apart=apart)
 
 
 def logits_at_once(points: int) -> int:

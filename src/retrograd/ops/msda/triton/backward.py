@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from retrograd.ops.msda.triton.sampling import (
+    level_of_program,
     level_size,
     load_points,
     load_rows,
@@ -45,8 +46,11 @@ def msda_bwd_kernel(
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    APART: tl.constexpr,
 ):
     """Program ((b, t), h) handles rows [t * BLOCK_Q, + BLOCK_Q) of image b and head h.
+
+    APART: number of levels, each of which has programs of its own; SEGMENTS are those of one level. 0: all in one.
 
     Results of point k wait in column k - first of three tiles, which are stored at the ends of segments (see
     `plan.segments`): to store them one by one, each would have to change threads.
@@ -66,11 +70,16 @@ def msda_bwd_kernel(
     scale_x, scale_y = start.to(tl.float32), start.to(tl.float32)
     unknown = (Q < 0).to(tl.int32)  # 0; known, the loop is unrolled for AMD and takes all registers
     k = 0
-    first = 0
+    if APART:
+        k = tl.program_id(1) * (K // APART)
+    first = k
     for segment in tl.static_range(len(SEGMENTS)):
         if SEGMENTS[segment][0] >= 0:
             start = end
-            wide_width, wide_height, end = level_size(shapes_ptr, sizes, start, S, SEGMENTS[segment][0])
+            if APART:
+                wide_width, wide_height, start = level_of_program(shapes_ptr, sizes, S, APART)
+            else:
+                wide_width, wide_height, end = level_size(shapes_ptr, sizes, start, S, SEGMENTS[segment][0])
             width, height = wide_width.to(INDEX), wide_height.to(INDEX)
             scale_x, scale_y = scale_of(width, ALIGNED), scale_of(height, ALIGNED)
         origin = (image * S + start) * (H * C) + head * C

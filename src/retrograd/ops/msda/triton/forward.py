@@ -76,11 +76,100 @@ def msda_fwd_kernel(
                 px = moved(rx, px, count_x, side_x, BOXES)
                 py = moved(ry, py, count_y, side_y, BOXES)
                 a = tl.exp(a - highest) * share
-            total = add_sample(total, a, base, cols, px, py, width, height, H, C, BORDER, ALIGNED, INDEX)
+            step = width * (H * C)
+            total = add_sample(total, a, base, cols, px, py, width, height, step, H, C, BORDER, ALIGNED, INDEX)
             k += 1
         start = end
     out = out_ptr + samplers[:, None] * C + cols[None, :]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=row_mask(there, cols, C))
+
+
+@triton.jit(do_not_specialize=["Q", "S", "size0", "size1", "size2", "size3", "size4", "size5", "size6", "size7"])
+def msda_fwd_kernel_few(
+    value_ptr,
+    shapes_ptr,
+    references_ptr,
+    locations_ptr,
+    weights_ptr,
+    out_ptr,
+    Q,
+    S,
+    size0,
+    size1,
+    size2,
+    size3,
+    size4,
+    size5,
+    size6,
+    size7,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    POINTS: tl.constexpr,
+    LEVELS: tl.constexpr,
+    K: tl.constexpr,
+    BOXES: tl.constexpr,
+    BORDER: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """As `msda_fwd_kernel`, for few queries: all points of a row in one tile, so that nobody waits for one of them.
+
+    Of what has a row a point, BLOCK_K rows in turn belong to a query.
+    """
+    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
+    image, head, queries = rows_of_program(Q, H, BLOCK_Q)
+    k = tl.arange(0, BLOCK_Q * BLOCK_K) % BLOCK_K
+    query = of_points(queries, BLOCK_Q, BLOCK_K)
+    there = (query < Q) & (k < K)
+    samplers = (image * Q + query) * H + head
+    a = tl.load(weights_ptr + samplers * K + k, mask=there, other=0.0).to(tl.float32)
+    px, py = load_points(locations_ptr, samplers * K + k, there)
+    cols = tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    start = tl.zeros([], dtype=tl.int64)
+    width, height = tl.zeros(k.shape, dtype=INDEX), tl.zeros(k.shape, dtype=INDEX)
+    origin, count, level_of = query, tl.zeros(k.shape, dtype=tl.float32), k
+    first = 0
+    for level in tl.static_range(LEVELS):
+        wide_width, wide_height, end = level_size(shapes_ptr, sizes, start, S, level)
+        here = k >= first  # and below the next level's first, which is looked at next
+        width = tl.where(here, wide_width.to(INDEX), width)
+        height = tl.where(here, wide_height.to(INDEX), height)
+        origin = tl.where(here, image * S + start, origin)
+        count = tl.where(here, tl.full([], POINTS[level], dtype=tl.float32), count)
+        level_of = tl.where(here, level, level_of)
+        first += POINTS[level]
+        start = end
+    if references_ptr is not None:
+        row = (image * Q + queries) * H + head  # [BLOCK_Q]
+        highest, share = softmax_of(weights_ptr, row * K, queries < Q, K, BLOCK_K)
+        a = tl.exp(a - of_points(highest, BLOCK_Q, BLOCK_K)) * of_points(share, BLOCK_Q, BLOCK_K)
+        a = tl.where(there, a, 0.0)
+        reference = (image * Q + query) * LEVELS + level_of
+        if BOXES:
+            rx, ry = load_points(references_ptr, 2 * reference, there)
+            side_x, side_y = load_points(references_ptr, 2 * reference + 1, there)
+            px, py = moved(rx, px, count, side_x, BOXES), moved(ry, py, count, side_y, BOXES)
+        else:
+            rx, ry = load_points(references_ptr, reference, there)
+            px = moved(rx, px, tl.maximum(width, 1).to(tl.float32), rx, BOXES)
+            py = moved(ry, py, tl.maximum(height, 1).to(tl.float32), ry, BOXES)
+    base = value_ptr + (origin * (H * C) + head * C)[:, None]
+    total = tl.zeros([BLOCK_Q * BLOCK_K, BLOCK_C], dtype=tl.float32)
+    step = (width * (H * C))[:, None]
+    total = add_sample(total, a, base, cols, px, py, width, height, step, H, C, BORDER, ALIGNED, INDEX)
+    total = tl.sum(tl.reshape(total, [BLOCK_Q, BLOCK_K, BLOCK_C]), axis=1)
+    samplers = (image * Q + queries) * H + head  # [BLOCK_Q] int64, rows of out
+    out = out_ptr + samplers[:, None] * C + cols[None, :]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=row_mask(queries < Q, cols, C))
+
+
+@triton.jit
+def of_points(rows, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[BLOCK_Q * BLOCK_K] of each point what [BLOCK_Q] its row has."""
+    return tl.reshape(tl.broadcast_to(rows[:, None], [BLOCK_Q, BLOCK_K]), [BLOCK_Q * BLOCK_K])
 
 
 @triton.jit
@@ -93,16 +182,20 @@ def add_sample(
     py,
     width,
     height,
+    step,
     H: tl.constexpr,
     C: tl.constexpr,
     BORDER: tl.constexpr,
     ALIGNED: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """total [BLOCK_Q, BLOCK_C] + a * sample at (px, py), all three of [BLOCK_Q], in the level that begins at `base`."""
+    """total [BLOCK_Q, BLOCK_C] + a * sample at (px, py), all three of [BLOCK_Q], in the level that begins at `base`.
+
+    `step` leads from a pixel to the one below it.
+    """
     x, y, tx, ty, _, _, left, right, upper, lower = locate(px, py, width, height, BORDER, ALIGNED, INDEX)
     pixel = base + ((y * width + x) * (H * C))[:, None] + cols[None, :]  # [BLOCK_Q, BLOCK_C]
-    below = pixel + width * (H * C)
+    below = pixel + step
     v00 = load_rows(pixel, left & upper, cols, C)
     v01 = load_rows(pixel + H * C, right & upper, cols, C)
     v10 = load_rows(below, left & lower, cols, C)

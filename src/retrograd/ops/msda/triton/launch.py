@@ -14,10 +14,10 @@ from retrograd.ops.msda.shapes import tensor_of
 from retrograd.ops.msda.slots import Slot
 from retrograd.ops.msda.triton.backward import msda_bwd_kernel
 from retrograd.ops.msda.triton.backward_ordered import msda_bwd_kernel_cells, msda_bwd_kernel_ordered
-from retrograd.ops.msda.triton.forward import msda_fwd_kernel
+from retrograd.ops.msda.triton.forward import msda_fwd_kernel, msda_fwd_kernel_few
 from retrograd.ops.msda.triton.sampling import MAX_SIZES
 from retrograd.runtime.cpp.recipe import Buffer, Recipe, driver_call
-from retrograd.runtime.triton.gpu import ceil_div
+from retrograd.runtime.triton.gpu import ceil_div, next_power_of_2
 from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
 # Launches that have been compiled, by all that they depend on; forward and backward differ in their number of tensors.
@@ -34,10 +34,11 @@ def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
     Raises:
         RuntimeError: value is on the CPU outside `retrograd.cpu_triton`.
 
-    Numerics: inside float32; each term is added with one rounding. In the fused form locations have the bits that torch
-    operations in float32 give them, each step of reference + offset / (w, h), or of
-    reference + offset / P_l * side * 0.5, rounded on its own. Weights are exp(logit - maximum) times the rounded
-    1 / sum, which is added up in an order that depends on K, C and the dtypes alone.
+    Numerics: inside float32; each term is added with one rounding, or where queries are few (`plan.plan_forward`)
+    rounded and added to others in a fixed order. In the fused form locations have the bits that torch operations in
+    float32 give them, each step of reference + offset / (w, h), or of reference + offset / P_l * side * 0.5, rounded on
+    its own. Weights are exp(logit - maximum) times the rounded 1 / sum, which is added up in an order that depends on
+    K, C, the dtypes and whether queries are few.
     """
     value, levels, locations, weights, references = inputs
     batch, pixels, heads, channels = value.shape
@@ -52,13 +53,14 @@ def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
     key = _key(tensors, sizes, spec)
     if _relaunched(key, tensors):
         return out
-    plan = plans.plan_samples(channels, value.element_size(), gpu_of(value))
     points, boxes = sum(spec.points), references is not None and references.shape[-1] == 4
+    plan = plans.plan_forward(channels, value.element_size(), points, batch * queries * heads, gpu_of(value))
+    block_k = next_power_of_2(points) if plan.together else plans.logits_at_once(points)
     rest = (
         queries, pixels, *sizes, heads, channels, spec.points, len(spec.points), points, boxes, spec.border,
-        spec.align_corners, _index(value), plan.block_q, plan.block_c, plans.logits_at_once(points),
+        spec.align_corners, _index(value), plan.block_q, plan.block_c, block_k,
     )  # fmt: skip
-    _launch(msda_fwd_kernel, value, queries, plan, tensors, rest, key)
+    _launch(msda_fwd_kernel_few if plan.together else msda_fwd_kernel, value, queries, plan, tensors, rest, key)
     return out
 
 
@@ -131,12 +133,14 @@ def _scatter(call: _BackwardInputs, grads: MsdaGrads) -> None:
     _, pixels, heads, channels = value.shape
     queries = locations.shape[1]
     dots = grads.value is None
-    plan = plans.plan_samples(channels, value.element_size() if dots else 4, gpu_of(value), dots=dots)
+    rows = value.shape[0] * queries * heads
+    plan = plans.plan_backward(channels, value.element_size() if dots else 4, rows, gpu_of(value), dots=dots)
+    apart = len(spec.points) if plan.apart and len(set(spec.points)) == 1 else 0
     rest = (
-        queries, pixels, *sizes, heads, channels, plans.segments(spec.points, plan.block_c), sum(spec.points),
-        spec.border, spec.align_corners, _index(value), plan.block_q, plan.block_c,
+        queries, pixels, *sizes, heads, channels, plans.segments(spec.points[: 1 if apart else None], plan.block_c),
+        sum(spec.points), spec.border, spec.align_corners, _index(value), plan.block_q, plan.block_c, apart,
     )  # fmt: skip
-    _launch(msda_bwd_kernel, value, queries, plan, tensors, rest, key)
+    _launch(msda_bwd_kernel, value, queries, plan, tensors, rest, key, levels=apart or 1)
 
 
 def _gather(call: _BackwardInputs, plan: OrderedPlan | None) -> torch.Tensor:
@@ -215,10 +219,11 @@ def _launch(
     tensors: tuple[torch.Tensor | None, ...],
     rest: tuple[Any, ...],
     key: Any,
+    levels: int = 1,
 ) -> None:
-    """Compile and launch over the queries, and keep the launch under `key`."""
+    """Compile and launch over the queries (and levels apart), and keep the launch under `key`."""
     batch, _, heads, _ = value.shape
-    grid = (batch * ceil_div(queries, plan.block_q) * heads,)
+    grid = (batch * ceil_div(queries, plan.block_q) * heads, levels)
     with on_device_of(value):
         handle = launch(kernel, grid, (*tensors, *rest), num_warps=plan.num_warps)
     if key is not None and handle is not None:

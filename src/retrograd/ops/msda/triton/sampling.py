@@ -40,6 +40,20 @@ def level_size(shapes_ptr, sizes, start, S, LEVEL: tl.constexpr):
 
 
 @triton.jit
+def level_of_program(shapes_ptr, sizes, S, LEVELS: tl.constexpr):
+    """(width, height, start) int64 of the level that is the program's number along the grid's second dimension."""
+    start = tl.zeros([], dtype=tl.int64)
+    its_width, its_height, its_start = start, start, start
+    for level in tl.static_range(LEVELS):
+        width, height, end = level_size(shapes_ptr, sizes, start, S, level)
+        here = tl.program_id(1) == level
+        its_width, its_height = tl.where(here, width, its_width), tl.where(here, height, its_height)
+        its_start = tl.where(here, start, its_start)
+        start = end
+    return its_width, its_height, its_start
+
+
+@triton.jit
 def load_points(locations_ptr, index, mask):
     """(x, y) float32 of points numbered `index`, by one load each; NaN where masked."""
     dtype: tl.constexpr = locations_ptr.dtype.element_ty
