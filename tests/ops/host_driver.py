@@ -88,7 +88,8 @@ SINK = ctypes.CFUNCTYPE(
 )  # fmt: skip
 KERNELS = (
     forward.norm_fwd_kernel, forward.norm_fwd_kernel_looped, backward.norm_bwd_kernel,
-    backward.norm_bwd_kernel_finalize, msda_forward.msda_fwd_kernel, msda_backward.msda_bwd_kernel,
+    backward.norm_bwd_kernel_finalize, msda_forward.msda_fwd_kernel, msda_forward.msda_fwd_kernel_few,
+    msda_backward.msda_bwd_kernel,
 )  # fmt: skip
 launches: list[tuple[Any, ...]] = []
 

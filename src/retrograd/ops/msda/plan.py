@@ -91,7 +91,10 @@ def plan_forward(channels: int, itemsize: int, points: int, rows: int, gpu: Gpu)
     """Plan the forward of `rows` (query, head) pairs of all images with so many points each."""
     block_c, block_k = next_power_of_2(channels), next_power_of_2(points)
     few = gpu.backend is Backend.CUDA and rows < _FEW_ROWS * gpu.num_sms and block_c * block_k <= _FEW_NUMBERS
-    return SamplePlan(1, block_c, 1, together=True) if few else plan_samples(channels, itemsize, gpu)
+    if not few:
+        return plan_samples(channels, itemsize, gpu)
+    # As many rows as give a thread 16 bytes.
+    return SamplePlan(max(1, gpu.lanes * 16 // (block_c * block_k * itemsize)), block_c, 1, together=True)
 
 
 def plan_backward(channels: int, itemsize: int, rows: int, gpu: Gpu, *, dots: bool) -> SamplePlan:
