@@ -162,6 +162,26 @@ def variants(case: Case) -> Iterator[tuple[str, Any]]:
     yield "kernels of deterministic", case.kernels(usual, True)
 
 
+THREADS = {
+    "cells": ((256, 3), (128, 4), (128, 6)),
+    "reduce": ((256, 3), (128, 4), (128, 6), (512, 1)),
+    "backward": ((384, 1), (768, 1), (256, 3), (1024, 1)),
+    "scatter": ((1024, 1), (1024, 2), (256, 2)),
+}
+
+
+def threads(case: Case) -> Iterator[tuple[str, Any]]:
+    """Microseconds of kernels with other threads a CTA and CTAs a multiprocessor."""
+    for name, others in THREADS.items():
+        chosen = launch._THREADS[name]
+        for other in (chosen, *others):
+            launch._THREADS[name] = other
+            launch._planned.cache_clear()
+            yield f"{name} {other}", case.kernels(usual, name in ("reduce", "backward")).get(name)
+        launch._THREADS[name] = chosen
+        launch._planned.cache_clear()
+
+
 def costs(case: Case) -> Iterator[tuple[str, Any]]:
     """Microseconds of kernels without one of their costs, and without all."""
     with recorded():
@@ -217,6 +237,7 @@ def main() -> int:
     parser.add_argument("--shapes", default="enc800,enc800b1")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--costs", action="store_true", help="kernels without one of their costs, too")
+    parser.add_argument("--threads", action="store_true", help="other threads a CTA, too")
     parser.add_argument("--plans", action="store_true", help="plans of Triton's kernels instead")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -224,7 +245,8 @@ def main() -> int:
     for shape in args.shapes.split(","):
         for dtype in args.dtypes.split(","):
             case = Case(shape, dtype, timer)
-            steps = [triton_plans(case)] if args.plans else [variants(case), *[costs(case)] * args.costs]
+            steps = [triton_plans(case)] if args.plans else [variants(case)]
+            steps += [costs(case)] * args.costs + [threads(case)] * args.threads
             for what, us in itertools.chain.from_iterable(steps):
                 print(f"{shape} {dtype} {what}: {us}  [{time.monotonic() - began:.0f} s]", flush=True)
                 if args.out:
