@@ -48,7 +48,7 @@ _TILE, _DOTS, _DOTS_AMPERE = (1, 4), (2, 1), (1, 2)
 SORTED_AT_ONCE = 1 << 24
 # Rows a multiprocessor below which they would wait for memory one point after the other, in the forward (all that
 # `cuda/plan.py` leaves to Triton on an H200) and in the backward; numbers of a row's points together, 32 a thread.
-_FEW_ROWS, _APART_ROWS, _FEW_NUMBERS = 128, 64, 1024
+_FEW_ROWS, _APART_ROWS, _FEW_NUMBERS = 128, 32, 1024
 _ENTRIES = 8
 _GATHERED = 1024  # numbers of grad_out that a warp reads at once; twice as many spill
 CELL_BLOCK = 256  # samples a program of the kernel that finds cells
