@@ -73,8 +73,10 @@ def test_way_of_the_sums() -> None:
 
 def test_the_faster_of_the_two_is_chosen() -> None:
     narrow = plan.Sizes(**(vars(DECODER) | {"element_bytes": 4}))
+    many = plan.Sizes(**(vars(DECODER) | {"points": (16, 16, 16, 16)}))
     assert plan.forward_pays(ENCODER)
-    assert plan.forward_pays(DECODER)
+    assert plan.forward_pays(many)
+    assert not plan.forward_pays(DECODER)
     assert not plan.forward_pays(narrow)
     assert plan.backward_pays(ENCODER, deterministic=False)
     assert plan.backward_pays(narrow, deterministic=True)
