@@ -23,13 +23,14 @@ _RUNS = 3  # of second derivatives: an alarm is confirmed with more
 
 
 def slopes(
-    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
-) -> Results:
+    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor],
+    runs: int = 0,
+) -> Results:  # fmt: skip
     """Slopes of the outputs along fixed random directions of all inputs, by two backwards: what forward mode gives."""
     del gs
     through = {name: torch.zeros_like(out).requires_grad_() for name, out in outs.items() if out.requires_grad}
     first = grads_of([outs[name] for name in through], list(leaves.values()), list(through.values()), create_graph=True)
-    moves = directions(case, seed, "slope", leaves)
+    moves = directions(case, seed, "slope", leaves, runs)
     moved = [(g, moves[name]) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
     second = grads_of([g for g, _ in moved], list(through.values()), [move for _, move in moved])
     return {f"slope {name}": slope for name, slope in zip(through, second, strict=True)}
@@ -55,7 +56,7 @@ def _within_own_rounding(
 
     forward = replace(reference, spec=replace(reference.spec, reference=tangents))
     try:
-        own = truth_of(forward, tolerance.CONFIRM_RUNS, lambda case, seed, outs, leaves, gs: dict(outs)).tol
+        own = truth_of(forward, tolerance.CONFIRM_RUNS, lambda case, seed, outs, leaves, gs, runs: dict(outs)).tol
     except Exception:  # its operators have no forward mode
         return {}
     truth, masks = context.oracle.truth(case, tolerance.CONFIRM_RUNS, slopes), {}
