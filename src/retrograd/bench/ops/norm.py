@@ -222,17 +222,14 @@ def liger(op: Norm) -> Implementation:
 
 
 def liger_cutedsl(op: Norm) -> Implementation:
-    """What Liger's dispatcher takes for itself on Hopper, without its way back to Triton."""
+    """What Liger's dispatcher takes for itself on Hopper; where it goes back to Triton, Liger warns of it."""
     name = "layer_norm" if op.centered else "fused_add_rms_norm" if op.add else "rms_norm"
-    module = importlib.import_module(f"liger_kernel.ops.backends._cutedsl.{name}")
+    function = getattr(importlib.import_module(f"liger_kernel.ops.backends._cutedsl.{name}"), f"{name}_cutedsl")
     if op.centered:
-        layer = module._LigerLayerNormCuTeDSLFunction
-        return Implementation(lambda t: (layer.apply(t["x"], t["weight"], t["bias"], op.eps),))
+        return Implementation(lambda t: (function(t["x"], t["weight"], t["bias"], op.eps),))
     if op.add:
-        fused = module._LigerFusedAddRMSNormCuTeDSLFunction
-        return Implementation(lambda t: fused.apply(t["x"], t["residual"], t["weight"], op.eps, 0.0, "llama", False))
-    plain = module._LigerRMSNormCuTeDSLFunction
-    return Implementation(lambda t: (plain.apply(t["x"], t["weight"], op.eps, 0.0, "llama", False, None),))
+        return Implementation(lambda t: function(t["x"], t["residual"], t["weight"], op.eps, 0.0, "llama", False))
+    return Implementation(lambda t: (function(t["x"], t["weight"], op.eps, 0.0, "llama", False),))
 
 
 def liger_cutedsl_ops(op: Norm) -> Implementation:
