@@ -37,7 +37,9 @@ def test_fixture_and_seed(pytester):
     result.stdout.fnmatch_lines(["*failing seeds: *"])
 
 
-def test_unused_it_brings_no_numpy_and_no_torch(pytester):
+def test_unused_it_brings_no_numpy_and_no_torch(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # jaxtyping's plugin imports NumPy
+    monkeypatch.setenv("PYTEST_PLUGINS", "_retrograd_pytest")
     pytester.makepyfile(
         "import sys\ndef test(): assert not {'torch', 'numpy', 'scipy', 'retrograd.flake'} & set(sys.modules)"
     )

@@ -151,8 +151,11 @@ def test_gradients_of_a_sharded_model(ranks, spoil, said):
             assert text == ""
 
 
-def under_compiled_autograd() -> tuple[str, bool]:
-    """What the check says after a backward under compiled autograd, and whether every gradient is in fact a DTensor."""
+def under_compiled_autograd() -> tuple[str, bool] | None:
+    """What the check says after a backward under compiled autograd, and whether every gradient is in fact a DTensor.
+
+    None where torch refuses the callback that FSDP queues, as 2.11 does.
+    """
     from torch._dynamo import compiled_autograd
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -162,12 +165,20 @@ def under_compiled_autograd() -> tuple[str, bool]:
     model = torch.nn.Linear(4, 6, bias=False)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     with compiled_autograd._enable(torch.compile(backend="eager")):
-        model(torch.ones(2, 4)).sum().backward()
+        try:
+            model(torch.ones(2, 4)).sum().backward()
+        except Exception as error:
+            if "queue_callback() is only supported" in str(error):
+                return None
+            raise
     return _said(model), all(isinstance(p.grad, DTensor) for p in model.parameters())
 
 
 def test_compiled_autograd_that_skips_the_reduction_is_caught(ranks):
-    for said, sharded in ranks.run(under_compiled_autograd):
+    answers = ranks.run(under_compiled_autograd)
+    if None in answers:
+        pytest.skip("this torch refuses FSDP's callback under compiled autograd")
+    for said, sharded in answers:
         assert bool(said) != sharded
         assert sharded or "weight: FSDP left it unsharded after backward" in said
 

@@ -112,6 +112,8 @@ def propose(target: str) -> tuple[Proposal, Path]:
     folder, dotted = _import_of(place)
     module = load_module(place if folder == Path(place).parent or not is_path(place) else dotted, target, _FORMS)
     op = _read(*_chosen(module, name, place))
+    if hasattr(op.run, "named_parameters"):
+        op.run.to(_device())
     reference = _reference(module, op)
     try:
         inputs, dtype = _fitting(op, getattr(module, reference, None))
@@ -320,13 +322,18 @@ def _drawn(inputs: Mapping[str, Dims], dtype: str, sizes: Mapping[str, Any]) -> 
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     tensors: dict[str, Any] = {}
     for name, dims in inputs.items():
         shape = [n for d in dims for n in _numbers(sizes.get(str(d), d))]
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
-        tensors[name] = values.to(device, getattr(torch, dtype))
+        tensors[name] = values.to(_device(), getattr(torch, dtype))
     return tensors
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _called(op: _Op, function: Any, tensors: Mapping[str, Any]) -> Any:

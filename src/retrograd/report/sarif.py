@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import quote
 
@@ -15,12 +15,19 @@ _LEVELS = {"error": "error", "warning": "warning", "notice": "note"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
+def _version() -> str:
+    try:
+        return version("retrograd")
+    except PackageNotFoundError:  # a source tree that is only on PYTHONPATH
+        return ""
+
+
 def to_sarif(documents: Iterable[Document]) -> str:
     """SARIF of all of them as one run, since code scanning takes one of a tool; what is accepted is suppressed."""
     remarks = [(remark, document.file) for document in documents for remark in document.annotations if remark.rule]
     rules = sorted({remark.rule for remark, _ in remarks})
     results = [_result(remark, file, rules) for remark, file in remarks]
-    driver = {"name": "retrograd", "version": version("retrograd"), "rules": [{"id": rule} for rule in rules]}
+    driver = {"name": "retrograd", "version": _version(), "rules": [{"id": rule} for rule in rules]}
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
     return json.dumps(log, indent=1) + "\n"
 
