@@ -33,6 +33,8 @@ import argparse
 import json
 import os
 import statistics
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -57,6 +59,7 @@ VOCABULARY = {"transformer": 32000, "small": 1000, "llama": 128256, "moe": 32000
 TINY_TOKENS, TINY_SIZES, TINY_VOCABULARY = (16,), (0.001, 0.004, 25.0), 64
 LONGEST = 2048  # tokens of a sequence
 BASE, AGAIN = "FSDP2", "FSDP2 again"
+BEGAN = time.perf_counter()  # torch is imported
 WARM, LOOKED_AT = 3, 9  # steps of each variant before rounds, and under a timer or the profiler
 
 
@@ -271,9 +274,12 @@ def measure(model: nn.Module, tokens: torch.Tensor, args: argparse.Namespace) ->
         optimiser.zero_grad()
 
     variants = Variants(model, args.variants, lambda: model(tokens).backward())
+    progress("plans of buckets made")
     with repeatable(args.bits == "repeatable"):
         bits = {} if args.bits == "off" else differing(model, tokens, variants)
+    progress("gradients compared")
     looks = look_at(model, step, variants, args.device, not args.brief)
+    progress("every variant looked at")
     names = [name for name in variants.handles if name != BASE]
     rounds = Interleaver(step, variants.switch, BASE, names, args.device)
     free = rounds.run(0.6 * args.seconds, apart=False)
@@ -281,6 +287,12 @@ def measure(model: nn.Module, tokens: torch.Tensor, args: argparse.Namespace) ->
     for handle in filter(None, variants.handles.values()):
         handle.remove()
     return {"bits": bits, "looks": looks, "free": free, "apart": apart, "groups": len(model.parts) + 1}
+
+
+def progress(what: str) -> None:
+    """Says on stderr how far rank 0 is, as a run that a limit ends has no table."""
+    if dist.get_rank() == 0:
+        print(f"{time.perf_counter() - BEGAN:.0f} s: {what}", file=sys.stderr, flush=True)
 
 
 def cell(values: list[float], digits: int, unit: float = 1.0) -> str:
@@ -371,9 +383,11 @@ def main() -> None:
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    progress("ranks met")
     torch.manual_seed(0)
     with torch.device(args.device):
         model = build(args.model)
+    progress("model built")
     elements = sum(param.numel() for param in model.parameters())
     model = shard(model, args.device, getattr(torch, args.reduce_dtype))
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
