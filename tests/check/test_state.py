@@ -148,3 +148,32 @@ def test_an_overwritten_input_is_no_copy_that_is_kept():
     kinds = {(f.stage, f.kind) for f in report.findings}
     assert ("mutation", "input") in kinds
     assert "stale-copy" not in {kind for _, kind in kinds}
+
+
+class _Shared(torch.autograd.Function):
+    """The square of x, whose backward reads what the latest forward of an op or of its reference left outside."""
+
+    left: torch.Tensor
+
+    @staticmethod
+    def forward(_ctx, x, factor):
+        _Shared.left = x.detach() * factor
+        return x * x
+
+    @staticmethod
+    def backward(_ctx, g):
+        return 2 * _Shared.left.to(g.dtype) * g, None
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.5, "finding"), (1.0, "proved")])
+def test_truth_is_not_made_of_what_the_op_left_for_a_backward(factor, verdict):
+    report = rg.verify(
+        lambda x: _Shared.apply(x, factor),
+        reference=lambda x: _Shared.apply(x, 1.0),
+        inputs={"x": rg.tensor("M", "N")},
+        dtypes=["float32"],
+        level="quick",
+        only=["oracle"],
+    )
+    assert report.verdict == verdict, report
+    assert {f.kind for s in report.stages for f in s.findings} <= {"wrong-value"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +15,16 @@ from retrograd.check import inputs as make
 from retrograd.check.constraints import constrained, project
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
 from retrograd.check.outputs import Outputs, as_real, real_dtype
-from retrograd.check.reference import Batching, OpRaised, Reference, ReferenceForward, grads_of
+from retrograd.check.reference import (
+    Batching,
+    ExactRun,
+    OpRaised,
+    Reference,
+    ReferenceForward,
+    detached,
+    first_order,
+    grads_of,
+)
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
@@ -22,7 +32,6 @@ from retrograd.check.spec import OpSpec
 from retrograd.errors import InterpreterError, MissingExtraError, SpecError, UnsupportedOperationError
 
 _KEPT = 8  # cases whose values are kept: a case is run some ten times in a row
-_MOST_BEGUN = 1 << 24  # elements that the operators of a forward make which waits for its backward: 128 MiB
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -137,7 +146,7 @@ class OpRunner:
     _at_kinks: dict[tuple[Case, str], torch.Tensor] = field(default_factory=dict)
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
     _named: dict[Any, Outputs] = field(default_factory=dict)
-    _begun: dict[Case, ReferenceForward] = field(default_factory=dict)  # one at most
+    _exact: dict[Case, ExactRun] = field(default_factory=dict)  # one at most
     _tf32: bool = False
 
     @cached_property
@@ -184,31 +193,42 @@ class OpRunner:
         grad_outs = partial(self.grad_outs, case)
         return Reference(
             self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batching=self.batching,
-            begun=partial(self._begun.pop, plain, None),
+            exact=partial(self._exact.pop, plain, None),
         )  # fmt: skip
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
         key = without_strides(case).but(values=())  # a huge or lost value asks the same of the backward
         if key not in self._grad_outs:
-            # Without a reference the op itself says which outputs there are.
-            outs = self._reference_outputs(key) if self.spec.reference else self.call(key, self.inputs(key))
-            self._named[case.params] = outs
+            forward = self._reference_forward(key)
+            outs = self._outputs(key) if forward is None else forward.outputs
+            self._named[case.params] = outs.detached()
             self._grad_outs[key] = [self._draw_grad_out(key, i, out) for i, out in enumerate(outs.inexact.values())]
+            if forward is not None:
+                self._finish(key, forward)
         layout = case.layout("grad_out")
         return [lay_out(g.clone(), layout) for g in self._grad_outs[key]]
 
-    def _reference_outputs(self, case: Case) -> Outputs:
-        """Outputs in float64; the truth of the case goes on from this forward."""
-        reference, mode = self.reference(case), Float64()
+    def _reference_forward(self, case: Case) -> ReferenceForward | None:
+        """The forward of the reference in float64; None where there is no such thing."""
+        if self.spec.reference is None:
+            return None
         try:
-            forward = reference.forward(torch.float64, mode)
+            return self.reference(case).forward(torch.float64, Float64())
         except Exception:  # it writes to its inputs, which it must not where a gradient is asked for; or refuses them
-            return reference.outputs()
-        self._begun.clear()
-        if mode.elements <= _MOST_BEGUN:
-            self._begun[case] = forward
-        return forward.outputs.detached()
+            return None
+
+    def _outputs(self, case: Case) -> Outputs:
+        """Outputs in float64, without a reference those of the op."""
+        return self.reference(case).outputs() if self.spec.reference else self.call(case, self.inputs(case))
+
+    def _finish(self, case: Case, forward: ReferenceForward) -> None:
+        """Keep the truth of a case, before the op runs: that may write what the backward of the reference reads."""
+        assert forward.mode is not None
+        self._exact.clear()
+        with suppress(Exception):  # who asks for the truth is told
+            results = self.reference(case).results(forward, self._grad_outs[case], torch.float64, first_order)
+            self._exact[case] = forward.mode, detached(results)
 
     def _draw_grad_out(self, case: Case, number: int, out: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(derive(self.seed, "grad_out", number, case.draw))

@@ -16,7 +16,15 @@ from retrograd.check import kinks, tolerance
 from retrograd.check.layouts import without_strides
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.outputs import as_real, real_dtype
-from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order
+from retrograd.check.reference import (
+    DerivativeOrder,
+    ExactRun,
+    NotApplicable,
+    Reference,
+    Results,
+    detached,
+    first_order,
+)
 from retrograd.check.rounded_runs import rounded_runs
 from retrograd.check.rounding import Float64
 from retrograd.check.rounding_errors import Tf32Factors
@@ -151,18 +159,14 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spreads, runs)
 
 
-def _exact(reference: Reference, order: DerivativeOrder) -> tuple[Float64, Results]:
+def _exact(reference: Reference, order: DerivativeOrder) -> ExactRun:
     """The mode of a run in float64, and its results."""
-    gs, begun = reference.grad_outs(), reference.begun()
-    if begun is not None and begun.mode is not None:
-        try:
-            results = reference.results(begun, gs, torch.float64, order)
-            return begun.mode, {name: None if t is None else t.detach() for name, t in results.items()}
-        except Exception:  # another forward has written to what this one kept
-            pass
+    reference.grad_outs()  # a run may come of drawing them
+    known = reference.exact() if order is first_order else None
+    if known is not None:
+        return known
     mode = Float64(track=bool(reference.case.values))
-    results = reference.results(reference.forward(torch.float64, mode), gs, torch.float64, order)
-    return mode, {name: None if t is None else t.detach() for name, t in results.items()}
+    return mode, detached(reference.run(torch.float64, mode, order))
 
 
 def _stored_inputs(inputs: dict[str, Any]) -> dict[str, str]:

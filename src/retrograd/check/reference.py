@@ -27,6 +27,7 @@ _ROUNDED = 8  # randomly rounded runs that show which whole numbers hang on roun
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Results = dict[str, torch.Tensor | None]
+ExactRun = tuple[Float64, Results]  # the mode of a run of first derivatives, and what it gave
 # What is computed from the outputs on: called with the case, the seed, outputs by name, differentiable inputs by name,
 # a gradient for each output, and how many runs all of these hold along a first dimension (0: one, without it); gives
 # results by name, of the op or of its reference.
@@ -84,6 +85,11 @@ def first_order(
     return {**outs, **{f"grad {n}": g for n, g in zip(leaves, grads, strict=True)}}
 
 
+def detached(results: Results) -> Results:
+    """The same numbers, from which no gradient flows."""
+    return {name: None if t is None else t.detach() for name, t in results.items()}
+
+
 def gradient_of(name: str) -> DerivativeOrder:
     """Of `first_order` the gradient of one input alone: what the others take is not computed."""
     return lambda case, seed, outs, leaves, gs, runs: first_order(case, seed, outs, {name: leaves[name]}, gs, runs)
@@ -130,7 +136,7 @@ class Reference:
             among its elementwise products, and nobody can tell which.
         elements: what all its operators make together in a run; 0 where that is not known.
         batching: whether several runs can be made at once.
-        begun: gives a forward in float64 that somebody has made of the same inputs, once; None where there is none.
+        exact: gives a run in float64 that was made of the same inputs and grad_outs, once; None where there is none.
     """
 
     spec: OpSpec
@@ -144,7 +150,7 @@ class Reference:
     matrices: bool = True
     elements: int = 0
     batching: Batching = field(default_factory=Batching)
-    begun: Callable[[], ReferenceForward | None] = lambda: None
+    exact: Callable[[], ExactRun | None] = lambda: None
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
