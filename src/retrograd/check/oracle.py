@@ -137,7 +137,7 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     except (SpecError, NotApplicable):
         raise
     except Exception as error:
-        raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
+        raise NotApplicable.by(error) from error
     reference = replace(reference, matrices=plain.matrices, elements=plain.elements)
     eager, stored = _eager(reference, order)
     floor: dict[str, torch.Tensor] = {}
@@ -247,7 +247,7 @@ class _Spreads:
             for results in rounded_runs(reference, self._results, unit, accumulate, numbers, self._order):
                 self._add_runs(results)
         except Exception as error:
-            raise NotApplicable(f"the reference, rounded, raises {type(error).__name__}: {error}") from error
+            raise NotApplicable.by(error, "the reference, rounded,") from error
         self._done, count = runs, max(runs, 1)
         self._known[runs] = Spread(
             {name: (total / count).sqrt() for name, total in self._squares.items()},

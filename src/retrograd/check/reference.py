@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +14,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
+from retrograd.check.calling import Call
 from retrograd.check.constraints import project
 from retrograd.check.last_run import LastRun
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
-from retrograd.check.rounding import Float64
+from retrograd.check.rounding import Float64, run_lifted
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.compat.torch_dispatch import without_modes
+from retrograd.core.program_lines import folders
 from retrograd.errors import SpecError, UndecidedError
 
 _ROUNDED = 8  # randomly rounded runs that show which whole numbers hang on rounding
+_MISTAKES = (AssertionError, AttributeError, KeyError, NameError, TypeError)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Results = dict[str, torch.Tensor | None]
@@ -47,6 +51,21 @@ class OpRaised(Exception):
 
 class NotApplicable(Exception):
     """The case means nothing for this op: the reference itself refuses it."""
+
+    @classmethod
+    def by(cls, error: Exception, reference: str = "the reference") -> NotApplicable:
+        """Kind and text of what a reference has raised; what is a mistake of the checker itself is raised as it is."""
+        if is_own_mistake(error):
+            raise error
+        return cls(f"{reference} raises {type(error).__name__}: {error}")
+
+
+def is_own_mistake(error: Exception) -> bool:
+    """Whether a line of the checker raised what mistakes in code raise, and called no function of anybody else."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    code = frame.f_code
+    others = (Reference.call.__code__, Call.__call__.__code__, run_lifted.__code__)
+    return isinstance(error, _MISTAKES) and code.co_filename.startswith(folders(__file__)) and code not in others
 
 
 def grads_of(
@@ -169,7 +188,7 @@ class Reference:
         except (SpecError, UndecidedError):
             raise
         except Exception as error:
-            raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
+            raise NotApplicable.by(error) from error
 
     def own_outputs(self) -> Outputs | None:
         """Outputs where inputs have their own dtypes; None where PyTorch has no kernel for them."""

@@ -17,7 +17,7 @@ import torch
 from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import Truth
 from retrograd.check.outputs import as_real
-from retrograd.check.reference import NotApplicable, Results, directions, grads_of
+from retrograd.check.reference import NotApplicable, Results, directions, grads_of, is_own_mistake
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
@@ -104,6 +104,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         got = second_order(case, context.runner.seed, forward.results.inexact, leaves, forward.grad_outs)
         got = {name: None if t is None else as_real(t) for name, t in got.items()}
     except Exception as error:
+        if is_own_mistake(error):
+            raise
         if promise == "right":
             out.find("raises", f"gradients of gradients are promised, but raise {type(error).__name__}: {error}", case)
         return out
