@@ -192,9 +192,13 @@ class OpRunner:
         inputs, ordinary = (partial(self.inputs, values) for values in (plain, plain.but(values=())))
         grad_outs = partial(self.grad_outs, case)
         return Reference(
-            self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batching=self.batching,
-            exact=partial(self._exact.pop, plain, None),
-        )  # fmt: skip
+            self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batching=self.batching
+        )
+
+    def exact_run(self, case: Case) -> ExactRun | None:
+        """What the reference gave in float64 when the grad_out of a case was drawn, once; None where it is not kept."""
+        self.grad_outs(case)
+        return self._exact.pop(without_strides(case), None)
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""

@@ -125,15 +125,23 @@ class Truth:
         return worst
 
 
-def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_order) -> Truth:
+def truth_of(
+    reference: Reference, runs: int, order: DerivativeOrder = first_order, known: ExactRun | None = None
+) -> Truth:
     """The truth by a reference at its case, with a tolerance from `runs` randomly rounded runs.
+
+    Args:
+        reference: what is right.
+        runs: how many `tol` rests on.
+        order: what is computed from the outputs.
+        known: what exactly this reference gives in float64; it runs where that is None.
 
     Raises:
         NotApplicable: the reference refuses the case.
     """
     case = reference.case
     try:
-        plain, exact = _exact(reference, order)
+        plain, exact = known or _exact(reference, order)
     except (SpecError, NotApplicable):
         raise
     except Exception as error:
@@ -161,10 +169,6 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
 
 def _exact(reference: Reference, order: DerivativeOrder) -> ExactRun:
     """The mode of a run in float64, and its results."""
-    reference.grad_outs()  # a run may come of drawing them
-    known = reference.exact() if order is first_order else None
-    if known is not None:
-        return known
     mode = Float64(track=bool(reference.case.values))
     return mode, detached(reference.run(torch.float64, mode, order))
 
@@ -304,8 +308,16 @@ class Oracle:
         known = self._truths.setdefault((without_strides(case), order, self.runner.tf32), {})
         if count not in known:
             other = next(iter(known.values()), None)
-            known[count] = replace(other, runs=count) if other else truth_of(self.runner.reference(case), count, order)
+            known[count] = replace(other, runs=count) if other else self._truth(case, count, order)
         return known[count]
+
+    def _truth(self, case: Case, runs: int, order: DerivativeOrder) -> Truth:
+        reference = self.runner.reference(case)
+        try:
+            known = self.runner.exact_run(case) if order is first_order else None
+        except Exception:  # as the run does that is made instead
+            known = None
+        return truth_of(reference, runs, order, known)
 
     def interval(self, case: Case, *, apart: bool = False) -> kinks.KinkInterval:
         """The interval of right results at a case, and which elements are at a kink; `apart` as in `kinks.interval`."""

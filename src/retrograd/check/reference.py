@@ -155,7 +155,6 @@ class Reference:
             among its elementwise products, and nobody can tell which.
         elements: what all its operators make together in a run; 0 where that is not known.
         batching: whether several runs can be made at once.
-        exact: gives a run in float64 that was made of the same inputs and grad_outs, once; None where there is none.
     """
 
     spec: OpSpec
@@ -169,7 +168,6 @@ class Reference:
     matrices: bool = True
     elements: int = 0
     batching: Batching = field(default_factory=Batching)
-    exact: Callable[[], ExactRun | None] = lambda: None
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
