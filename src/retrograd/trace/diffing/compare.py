@@ -15,6 +15,7 @@ from typing import Literal
 
 from retrograd.env import run_conditions
 from retrograd.errors import UsageError
+from retrograd.trace.diffing.compiled_runs import compare_values
 from retrograd.trace.diffing.divergence_reasons import CAST, COMPILED, RunConditions, reason
 from retrograd.trace.diffing.identity import base_name, unwrapped_module
 from retrograd.trace.diffing.matching import STEP, match
@@ -87,11 +88,13 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
     """What `retrograd.trace.diff` returns; `titles` are what the runs are called."""
     began = time.perf_counter()
     mode = _mode(a, b, level)
+    unseen = [letter for letter, trace in (("A", a), ("B", b)) if trace.meta.get("compiled", "").startswith(NOT_SEEN)]
+    if len(unseen) == 1 and level != "bitwise" and mode != "names" and _step_count(a) == _step_count(b):
+        return _compare_compiled(a, b, unseen[0], titles)
     judge = PairJudge(mode != "attainable", values=mode != "names")
     verdicts = [judge.judge(pair) for pair in match(a.ops, b.ops)]
     seeds = a.meta.get("seed", ""), b.meta.get("seed", "")
     conditions = RunConditions(_devices(a) == _devices(b), seeds, tuple(_settings(a, b)))
-    unseen = [letter for letter, trace in (("A", a), ("B", b)) if trace.meta.get("compiled", "").startswith(NOT_SEEN)]
     collector = _CauseCollector(conditions, judge.bitwise, unseen[0] if len(unseen) == 1 else "")
     for k, verdict in enumerate(verdicts):
         collector.add(k, verdict)
@@ -111,6 +114,26 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
         time.perf_counter() - began,
         tuple(PairRow(verdict.status, **summaries(verdict)) for verdict in near),
     )
+
+
+def _compare_compiled(a: Trace, b: Trace, letter: str, titles: tuple[str, str]) -> TraceDiff:
+    began = time.perf_counter()
+    by_values = compare_values(a, b, "B") if letter == "B" else compare_values(b, a, "A")
+    settings = tuple(_settings(a, b))
+    return TraceDiff(
+        side(a, titles[0]),
+        side(b, titles[1]),
+        "attainable",
+        by_values.causes,
+        (*by_values.notes, *_notes(a, b, "attainable", _CauseCollector(RunConditions(False), False)), *settings),
+        by_values.same,
+        by_values.within,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _step_count(trace: Trace) -> int:
+    return len({op.step for op in trace.ops})
 
 
 def _mode(a: Trace, b: Trace, level: str | None) -> Literal["bitwise", "attainable", "names"]:

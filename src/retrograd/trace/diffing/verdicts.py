@@ -149,18 +149,11 @@ class PairJudge:
         errors: list[float] = []
         for k, (s, t) in enumerate(zip(a.inputs, b.inputs, strict=True)):
             ignored = s.tensor in self._a.unwritten or t.tensor in self._b.unwritten
-            ignored = ignored or (not k and base_name(a.name) in _OVERWRITES and _writes(a))
+            ignored = ignored or (not k and base_name(a.name) in _OVERWRITES and writes(a))
             error = 0.0 if ignored else self._error(s, t)
             errors.append(error)
             differ.append(not ignored and self._differ(s, t, error) > 1)
         return tuple(differ), errors
-
-    def _update_error(self, op: Op, k: int, error: float) -> float:
-        """The error of what an optimizer changes: where a gradient is noise, so is the step, whatever its size."""
-        output = op.outputs[k]
-        size = output.rms or 0.0
-        before = next((t.rms for t in op.inputs if t.storage == output.storage != -1 and t.rms is not None), size)
-        return min(max(error, _UNSEEN * size, abs(size - before)), max(size, before))
 
     def _error(self, s: Stats, t: Stats) -> float:
         if self.bitwise or (_bits_equal(s, t) and s.tensor in self._errors and not self._errors[s.tensor]):
@@ -199,8 +192,8 @@ class PairJudge:
             over = [not _bits_equal(s, t) for s, t in zip(a.outputs, b.outputs, strict=True)]
             return tuple(over), 0.0, [0.0] * len(a.outputs)
         bounds = error_bounds.errors(a, b, errors)
-        if a.phase == OTHER and (_writes(a) or "_fused_" in a.name):
-            return (False,) * len(bounds), 0.0, [self._update_error(a, k, e) for k, e in enumerate(bounds)]
+        if a.phase == OTHER and (writes(a) or "_fused_" in a.name):
+            return (False,) * len(bounds), 0.0, [update_error(a, k, e) for k, e in enumerate(bounds)]
         beyond = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, bounds, strict=True)]
         for t, e in zip(a.outputs, bounds, strict=True):
             if t.rms and t.dtype in error_bounds.UNIT and math.isfinite(e):
@@ -218,7 +211,16 @@ def draws_random(op: Op) -> bool:
     return op.random or ("backward" not in op.name and bool(_RANDOM.search(base_name(op.name))))
 
 
-def _writes(op: Op) -> bool:
+def update_error(op: Op, k: int, error: float) -> float:
+    """The error of what an optimizer changes: where a gradient is noise, so is the step, whatever its size."""
+    output = op.outputs[k]
+    size = output.rms or 0.0
+    before = next((t.rms for t in op.inputs if t.storage == output.storage != -1 and t.rms is not None), size)
+    return min(max(error, _UNSEEN * size, abs(size - before)), max(size, before))
+
+
+def writes(op: Op) -> bool:
+    """Whether an operator works in place, by its name."""
     middle = re.split(r"::|\.", op.name)
     return (middle[1] if len(middle) > 1 else middle[0]).endswith("_")
 

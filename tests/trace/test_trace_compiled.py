@@ -1,0 +1,179 @@
+"""An eager run beside the same run under torch.compile: what both have is compared, what is not seen is not said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from diffed import Block
+from torch import nn
+
+from retrograd import trace
+from retrograd.trace import Trace
+
+aten = torch.ops.aten
+COMPILED = pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+
+
+def _mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8))
+
+
+def _transformer() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(32, 16), Block(), Block(), nn.Linear(16, 32)).eval()
+
+
+def _dropout() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.3), nn.LayerNorm(32), nn.Linear(32, 8))
+
+
+def _run(
+    make: Callable[[], nn.Sequential],
+    backend: Any = None,
+    *,
+    level: str = "full",
+    scale: float = 1.0,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> Trace:
+    """Two steps; `scale` changes the batch."""
+    torch.manual_seed(0)
+    net = make()
+    data = torch.arange(24).view(3, 8) if isinstance(net[0], nn.Embedding) else scale * torch.randn(4, 16)
+    updates = optimizer(net.parameters(), lr=0.1)
+    run = net if backend is None else torch.compile(net, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(data).square().mean().backward()  # compiled before it is recorded
+        updates.zero_grad()
+        torch.manual_seed(1)
+        with trace.record(net, level=level, engine="python") as recorder:
+            for _ in range(2):
+                run(data).square().mean().backward()
+                updates.step()
+                updates.zero_grad()
+    return recorder.trace
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@COMPILED
+@pytest.mark.parametrize("make", [_mlp, _transformer], ids=["mlp", "transformer"])
+def test_a_healthy_compiled_run_is_the_same_up_to_rounding(make: Callable[[], nn.Sequential], backend: str) -> None:
+    eager, compiled = _run(make), _run(make, backend)
+    there, back = trace.diff(eager, compiled), trace.diff(compiled, eager)
+    assert there.causes == back.causes == ()
+    assert there.text().startswith("the same within the attainable error")
+    assert "tensors of A are in B, where torch.compile compiled, the same up to rounding" in there.notes[0]
+    assert "tensors of B are in A" in back.notes[0]
+
+
+def _backend(table: dict[Any, Callable[..., Any]], inductor: bool = False) -> Callable[..., Any]:
+    """Operators visible, and decomposed by this table; or by Inductor with this table."""
+    if inductor:
+        from torch._inductor import config, decomposition
+        from torch._inductor.compile_fx import compile_fx
+
+        def compiled(graph: Any, inputs: Any) -> Any:
+            decomposition.fast_random_decomps.cache_clear()
+            known = mock.patch.dict(decomposition.decompositions, table)
+            with config.patch(force_disable_caches=True), known:
+                return compile_fx(graph, inputs, decompositions=dict(decomposition.decompositions))
+
+        return compiled
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), decompositions=table)
+
+
+def _wrong_gelu_backward(grad: Any, x: Any, *, approximate: str = "none") -> Any:
+    slope = 0.7978845608
+    t = torch.tanh(slope * (x + 0.044715 * x**3))
+    return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)  # the derivative of the cube is left out
+
+
+def _wrong_norm_backward(grad: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any) -> Any:
+    normed, scaled = (x - mean) * rstd, grad * weight
+    rows = list(range(x.dim() - 1))
+    # The projection on the normalised input is left out.
+    return rstd * (scaled - scaled.mean(-1, keepdim=True)), (grad * normed).sum(rows), grad.sum(rows)
+
+
+GELU = {aten.gelu_backward.default: _wrong_gelu_backward}
+NORM = {aten.native_layer_norm_backward.default: _wrong_norm_backward}
+
+
+def test_right_decompositions_are_the_same() -> None:
+    table = torch._decomp.get_decompositions(
+        [
+            aten.gelu,
+            aten.gelu_backward,
+            aten.native_layer_norm,
+            aten.native_layer_norm_backward,
+            aten.addmm,
+            aten._softmax,
+        ]
+    )
+    found = trace.diff(_run(_transformer), _run(_transformer, _backend(table)))
+    assert found.causes == ()
+    assert "have no counterpart of their own: one side splits, fuses or leaves out" in found.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "module", "code"),
+    [
+        (GELU, "aten.gelu_backward.default", "2", "h = nn.functional.gelu(self.wide(x))"),
+        (NORM, "aten.native_layer_norm_backward.default", "2.norm", "q, k, v = self.qkv(self.norm(x)).chunk(3, -1)"),
+    ],
+    ids=["gelu", "layer norm"],
+)
+def test_a_wrong_decomposition_is_named_with_its_line(table: dict, name: str, module: str, code: str) -> None:
+    eager, compiled = _run(_transformer), _run(_transformer, _backend(table))
+    found = trace.diff(eager, compiled)
+    (cause,) = found.causes
+    assert cause.what == f"{name} has another result in B, where torch.compile compiled"
+    assert (cause.a.name, cause.a.module, cause.a.code) == (name, module, code)
+    assert (cause.b.module, cause.b.code) == (module, code)  # generated code has no line of its own
+    differ = [t.text for side in (cause.a.outputs, cause.b.inputs) for t in side if t.differs]
+    assert len(differ) == 2
+    assert differ[0] != differ[1]
+    assert "times the attainable difference" in cause.why
+    (back,) = trace.diff(compiled, eager).causes
+    assert (back.what, back.b) == (cause.what.replace(" in B", " in A"), cause.a)
+
+
+def test_of_a_kernel_that_fuses_the_first_and_the_last_operator_are_named() -> None:
+    found = trace.diff(_run(_mlp), _run(_mlp, _backend(GELU, inductor=True)))
+    (cause,) = found.causes
+    assert cause.what == "aten.gelu_backward.default has another result in B, where torch.compile compiled"
+    assert "between aten.native_layer_norm_backward.default (" in cause.why
+    assert cause.a.module == "1"
+
+
+def test_other_random_numbers_of_generated_code_are_said_to_be_that() -> None:
+    (cause,) = trace.diff(_run(_dropout), _run(_dropout, "inductor")).causes
+    assert cause.kind == "random"
+    assert "fallback_random" in cause.advice
+    assert trace.diff(_run(_dropout), _run(_dropout, "aot_eager"))
+
+
+def test_another_batch_comes_in_from_outside() -> None:
+    (cause,) = trace.diff(_run(_mlp), _run(_mlp, "aot_eager", scale=2.0)).causes
+    assert cause.kind == "outside"
+
+
+@pytest.mark.parametrize("level", ["fast", "names"])
+def test_where_values_are_missing_it_cannot_be_told(level: str) -> None:
+    """At level fast nobody measures the gradients that generated kernels make."""
+    (cause,) = trace.diff(_run(_mlp, level=level), _run(_mlp, "inductor", level=level)).causes
+    assert cause.what == "operators do not correspond where torch.compile compiled in B alone"
+    assert "none of these is known to be missing" in cause.why
