@@ -32,6 +32,8 @@ def test_gate_covers_the_kernels(msda_gate, target):
     written = {
         name for source in sources for name in re.findall(r"^def (msda_\w*kernel\w*)\(", source.read_text(), re.M)
     }
+    if not target.startswith("sm_"):
+        written.remove("msda_fwd_kernel_few")  # plans ask for it on NVIDIA alone
     assert {row["facts"]["kernel"] for row in rows} == written
     channels = {row["facts"]["constants"].get("C") for row in rows}
     assert channels >= {16, 32, 64, 128}

@@ -21,7 +21,7 @@ DUMPS = ROOT / "tests" / "graph" / "data" / "jax"
 # What `dependencies` in pyproject.toml brings, with what these need; the test of the metadata names the first three.
 BASE = ("click", "rich", "jinja2", "markupsafe", "pygments", "markdown_it", "mdurl")
 # Suffixes that a wheel may hold: code, kernels in C++ and CUDA, templates and their script, the mark of types.
-SHIPPED = {".py", ".cpp", ".cu", ".cuh", ".j2", ".js", ".txt", ".typed"}
+SHIPPED = {".py", ".cpp", ".cu", ".cuh", ".hpp", ".j2", ".js", ".txt", ".typed"}
 
 
 @pytest.fixture(scope="module")

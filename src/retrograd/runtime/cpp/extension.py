@@ -82,7 +82,7 @@ class Extension:
 
     def file_name(self) -> str:
         """Names source, flags, torch, Python and machine."""
-        files = [self.source, *sorted(self.source.parent.glob("*.h")), *self.headers]
+        files = [self.source, *sorted(self.source.parent.glob("*.hpp")), *self.headers]
         facts = [*(file.read_text() for file in files), *flags(), torch.__version__, str(torch.version.git_version)]
         facts += [str(sysconfig.get_config_var("SOABI")), platform.machine()]
         return f"{self.label}-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:20]}.so"

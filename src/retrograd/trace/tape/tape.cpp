@@ -32,7 +32,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "measure.h"
+#include "measure.hpp"
 
 namespace {
 
