@@ -25,6 +25,7 @@ def opened(width: int, scheme: str) -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         # Pages forbid scripts that are not theirs, and axe is one.
         context = browser.new_context(viewport=dict(width=width, height=900), color_scheme=scheme, bypass_csp=True)
+        context.set_default_timeout(300_000)  # of a machine that does much else; 30 s were not enough
         yield context.new_page()
         browser.close()
 
