@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
@@ -83,3 +84,13 @@ def test_no_collection_while_it_is_paused_and_as_before_afterwards(age):
     with pytest.raises(ValueError, match="wrong"), gc_pause.paused():
         raise ValueError("wrong")
     assert gc.isenabled()
+
+
+def test_a_cycle_made_meanwhile_is_gone_afterwards():
+    """Graphs of autograd are few objects that hold much."""
+    with gc_pause.frozen():
+        thing = Thing()
+        thing.itself = thing
+        alive = weakref.ref(thing)
+        del thing
+    assert alive() is None

@@ -61,15 +61,19 @@ def verify(
     """
     start = time.perf_counter()
     chosen = choose(only, skip)
-    verification = Verification(
-        target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
-        progress=progress, share=share, baseline=baseline, budget=budget, configs=configs, **describe,
-    )  # fmt: skip
-    if watch:
-        watch("begin", verification.report([] if budget is None else verification.waiting(chosen), 0.0))
-    with gc_pause.frozen():
+
+    def verified() -> Report:
+        verification = Verification(
+            target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed,
+            watch=watch, progress=progress, share=share, baseline=baseline, budget=budget, configs=configs, **describe,
+        )  # fmt: skip
+        if watch:
+            watch("begin", verification.report([] if budget is None else verification.waiting(chosen), 0.0))
         results = _run(verification, chosen if verification.contexts else ())
-    report = verification.report(results, time.perf_counter() - start)
+        return verification.report(results, time.perf_counter() - start)
+
+    with gc_pause.frozen():  # which drops what cases held in cycles, once the verification itself is gone
+        report = verified()
     return settle(report) if share == (0, 1) else report
 
 
