@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import retrograd as rg
 from retrograd.catalog import SHIPPED, msda, msda_names, resolve
 from retrograd.check.stages import StageContext, compiler
 from retrograd.check.stages.oracle import judged
@@ -59,3 +60,34 @@ def test_under_vmap_gradients_of_16_bit_values_are_added_in_float32(monkeypatch:
     monkeypatch.setattr("retrograd.ops.msda.torch_impl.is_functorch_wrapped", lambda tensor: False)
     (found,) = compiler.check(context, context.base).findings
     assert found.tensor == "grad value"
+
+
+class _Spoilt(torch.autograd.Function):
+    """Its input; backward forgets the batches from the third on, or all where there are as many queries as a block."""
+
+    @staticmethod
+    def forward(ctx, value, block, queries):
+        ctx.first = 0 if block and queries and queries % block == 0 else None if block else 2
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        if ctx.first is not None:
+            grad[ctx.first :] = 0
+        return grad, None, None
+
+
+# At level quick an ordinary case has two batches and 13 queries; a third batch and whole blocks are the sweep's.
+@pytest.mark.parametrize(("block", "level"), [(None, "quick"), (16, "full")])
+def test_what_is_wrong_beyond_the_ordinary_sizes_is_in_the_sweep(block: int | None, level: str) -> None:
+    right = resolve("ms_deform_attn_torch")
+
+    def spoilt(value, shapes, locations, weights):
+        return right.fn(_Spoilt.apply(value, block, locations.shape[1]), shapes, locations, weights)
+
+    for fn, verdict in ((spoilt, "finding"), (right.fn, "proved")):
+        spec = replace(right, fn=fn, dtypes=("float32",))
+        report = rg.verify(spec, level=level, only=["shapes"], device="cpu")
+        assert report.verdict == verdict
+        assert {f.tensor for f in report.findings} <= {"grad value"}

@@ -60,7 +60,7 @@ def base_case(spec: OpSpec, dtype: str) -> Case:
         rule = spec.sizes.get(name)
         size = preset
         if isinstance(rule, tuple):
-            size = min(max(preset, rule[0]), rule[1])
+            size = rule[2] if len(rule) == 3 else min(max(preset, rule[0]), rule[1])
         elif rule is not None:
             size = rule[-1] if isinstance(rule, list) else int(rule)
         chosen[name] = (size,) if name in spec.free_rank else size

@@ -24,8 +24,9 @@ LAYOUTS = ("transposed", "rows", "offset", "sliced", "expanded")
 _ORDER_TWO = {True: "right", False: "raises", "right": "right", "raises": "raises", None: None}
 TRANSFORMS = ("compile", "inductor", "vjp", "vmap", "jvp", "batched_grad")
 
-# A size may be fixed (int), a range (lowest, highest), a list of the sizes that are allowed, or an expression.
-SizeRule = int | tuple[int, int] | list[int] | str
+# A size may be fixed (int), a range (lowest, highest[, ordinary]), a list of the sizes that are allowed, the ordinary one
+# last, or an expression.
+SizeRule = int | tuple[int, int] | tuple[int, int, int] | list[int] | str
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Callable[..., Any]
 
@@ -144,7 +145,8 @@ def op(
         params: keyword arguments for `fn` and `reference`; a list gives values to sweep: `eps=[1e-6, 1e-2]`. A
             `tensor(...)` or `size(...)` is an input that is passed by keyword.
         sizes: per named dimension a fixed size, a range `(lowest, highest)`, a list of allowed sizes, or an expression
-            of others (`K="2*N"`). Dimensions not named here are free: 0 and 1 included.
+            of others (`K="2*N"`). Dimensions not named here are free: 0 and 1 included. Most stages run at the last
+            size of a list, at a middling one of a range, or at the third number that it has: `(0, 40, 13)`.
         where: relations that sizes and whole parameters keep to: "Q <= K", ("N % 8 == 0", "k <= N").
         dtypes: floating or complex dtypes to check, the first being the one for stages that need only one.
         compute: "float32" promises that 16-bit inputs are computed in float32 and rounded once at the end,
@@ -358,10 +360,10 @@ def _is_rule(name: str, rule: Any) -> bool:
         return False
     values = rule if isinstance(rule, (tuple, list)) else [rule]
     valid = bool(values) and all(isinstance(v, int) and v >= 0 for v in values)
-    if not valid or (isinstance(rule, tuple) and (len(rule) != 2 or rule[0] > rule[1])):
+    if not valid or (isinstance(rule, tuple) and not (len(rule) in (2, 3) and rule[0] <= rule[-1] <= rule[1])):
         raise SpecError(
-            f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest), a list of sizes or an "
-            "expression such as '2*N'"
+            f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest) or (lowest, highest, ordinary), "
+            "a list of sizes or an expression such as '2*N'"
         )
     return True
 
