@@ -24,8 +24,7 @@ LAYOUTS = ("transposed", "rows", "offset", "sliced", "expanded")
 _ORDER_TWO = {True: "right", False: "raises", "right": "right", "raises": "raises", None: None}
 TRANSFORMS = ("compile", "inductor", "vjp", "vmap", "jvp", "batched_grad")
 
-# A size may be fixed (int), a range (lowest, highest[, ordinary]), a list of the sizes that are allowed, the ordinary one
-# last, or an expression.
+# A size may be fixed (int), a range (lowest, highest[, ordinary]), a list of allowed sizes, or an expression.
 SizeRule = int | tuple[int, int] | tuple[int, int, int] | list[int] | str
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Callable[..., Any]
@@ -362,8 +361,8 @@ def _is_rule(name: str, rule: Any) -> bool:
     valid = bool(values) and all(isinstance(v, int) and v >= 0 for v in values)
     if not valid or (isinstance(rule, tuple) and not (len(rule) in (2, 3) and rule[0] <= rule[-1] <= rule[1])):
         raise SpecError(
-            f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest) or (lowest, highest, ordinary), "
-            "a list of sizes or an expression such as '2*N'"
+            f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest) or (lowest, highest, ordinary), a "
+            "list of sizes or an expression such as '2*N'"
         )
     return True
 
