@@ -361,8 +361,8 @@ def _is_rule(name: str, rule: Any) -> bool:
     valid = bool(values) and all(isinstance(v, int) and v >= 0 for v in values)
     if not valid or (isinstance(rule, tuple) and not (len(rule) in (2, 3) and rule[0] <= rule[-1] <= rule[1])):
         raise SpecError(
-            f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest) or (lowest, highest, ordinary), a "
-            "list of sizes or an expression such as '2*N'"
+            f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest[, ordinary]), a list of "
+            "sizes or an expression such as '2*N'"
         )
     return True
 
