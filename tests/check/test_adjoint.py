@@ -14,6 +14,7 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import finite_differences
+from retrograd.check.stages import StageContext
 
 _PATH = Path(__file__).resolve().parent.parent / "mutants" / "adjoint.py"
 _MODULE = importlib.util.spec_from_file_location("adjoint_mutants", _PATH)
@@ -123,6 +124,35 @@ def test_other_precisions(dtype):
     report = _verify(torch.tanh, dtypes=[dtype])
     assert report
     assert (report.stage("adjoint").power < 1e-7) == (dtype == "float64")
+
+
+def _apart(x, z):
+    return torch.cat([x.sin(), 300 * z.sin()])
+
+
+def _coarse(x, z):
+    return torch.cat([x.sin(), (3000 * z).sin()])
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+@pytest.mark.parametrize(("fn", "weak"), [(_apart, []), (_coarse, ["z"])])
+def test_a_sharp_input_beside_a_coarse_one_has_its_own_power(fn, weak, emulated, monkeypatch):
+    monkeypatch.setattr(StageContext, "emulated", lambda self: emulated)  # kernels that move all inputs at once
+
+    def verified(times):
+        def backward(dy, x, z):
+            return tuple(g * f for g, f in zip(torch.func.vjp(fn, x, z)[1](dy), (times, 1), strict=True))
+
+        inputs = dict(x=rg.tensor("M", "N"), z=rg.tensor("M", "N"))
+        wrong = with_backward(fn, backward)
+        # The op is its own reference: nothing but the forward shows the mistake.
+        return rg.verify(rg.op(wrong, wrong, inputs, dtypes=["float16"]), level="quick", only=["adjoint"])
+
+    right, wrong = verified(1), verified(2)
+    notes = [note for note in right.stage("adjoint").notes if "no power" in note]
+    assert [note.split()[4] for note in notes] == weak
+    assert right.verdict == "proved"
+    assert [f.tensor for f in wrong.findings] == ["grad x"]
 
 
 @pytest.mark.parametrize("mode", ["floor", "trunc"])

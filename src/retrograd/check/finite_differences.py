@@ -67,7 +67,7 @@ def extrapolate(difference: Callable[[float], float], steps: Sequence[float], si
         if not math.isfinite(row[0]):
             rows, plain, before = [], [], []  # the range of the function ends here: only smaller steps count
             continue
-        rounding = tolerance.NOISE_SIGMAS * sigma / (math.sqrt(2) * step)
+        rounding = _rounding(sigma, step)
         best = Estimate(row[0], math.inf, step)
         for k, old in enumerate(before):
             row.append(row[k] + (row[k] - old) / (4 ** (k + 1) - 1))
@@ -84,6 +84,15 @@ def extrapolate(difference: Callable[[float], float], steps: Sequence[float], si
         if error < limit.error and _smooth(plain[max(k - 2, 0) : k + 3]):
             limit = Estimate(row.value, error, row.step)
     return limit
+
+
+def least_error(steps: Sequence[float], sigma: float) -> float:
+    """The error of `extrapolate` where the function is a straight line."""
+    return _rounding(sigma, steps[1])  # the first step has no other beside it
+
+
+def _rounding(sigma: float, step: float) -> float:
+    return tolerance.NOISE_SIGMAS * sigma / (math.sqrt(2) * step)
 
 
 def _smooth(quotients: Sequence[tuple[float, float]]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from retrograd.check import constraints, finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import ForwardPass, OpRunner
 from retrograd.check.outputs import as_real, like
-from retrograd.check.reference import OpRaised
+from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
@@ -42,6 +43,7 @@ class Line:
     direction: torch.Tensor
     known: tuple[float, float] | None = None
     others: tuple[Line, ...] = ()  # of other inputs, which move at the same time
+    depends: tuple[torch.Tensor, ...] = ()  # of each output the elements that the input decides; all where empty
 
     @property
     def unit(self) -> float:
@@ -108,8 +110,9 @@ class Line:
                 return self.known
             terms = self.terms(forward)
             values.append(sum(float(t.sum()) for t in terms) - self.claimed(inputs))
-            units = [tolerance.unit(o.dtype) for o in forward.outs if o.requires_grad]
-            sizes = [u * float(torch.linalg.vector_norm(t)) for u, t in zip(units, terms, strict=True)]
+            depends = self.depends or (1.0,) * len(forward.outs)
+            units = [tolerance.unit(o.dtype) * d for o, d in zip(forward.outs, depends, strict=True) if o.requires_grad]
+            sizes = [float(torch.linalg.vector_norm(u * t)) for u, t in zip(units, terms, strict=True)]
             stored = max(stored, math.hypot(*sizes))
             run = forward.backward()
             moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
@@ -121,11 +124,45 @@ class Line:
 
     def judge(self) -> tuple[float, float]:
         """What the gradient leaves unexplained, and what it may leave."""
-        forward, backward = self.noises()
-        limit = finite_differences.extrapolate(self.unexplained, _STEPS, forward)
+        limit = finite_differences.extrapolate(self.unexplained, _STEPS, self.noises()[0])
+        return limit.value, self._allowed(limit.error)
+
+    def least(self) -> float:
+        """What the gradient may leave unexplained at best, by the noise alone: a quarter of the price of `judge`."""
+        return self._allowed(finite_differences.least_error(_STEPS, self.noises()[0]))
+
+    def _allowed(self, error: float) -> float:
         lines = (self, *self.others)
         rounding = sum(tolerance.storing_error(self.case.dtype, line.grad.double() * line.direction) for line in lines)
-        return limit.value, tolerance.TABLEAU_ERRORS * limit.error + tolerance.NOISE_SIGMAS * backward + rounding
+        return tolerance.TABLEAU_ERRORS * error + tolerance.NOISE_SIGMAS * self.noises()[1] + rounding
+
+    def size(self) -> float:
+        """The size that the sum of the gradient's elements times the direction has, in whatever signs."""
+        return float((self.grad.double() * self.direction).square().sum().sqrt())
+
+    def closer(self) -> Line:
+        """The line with the noise of those elements of outputs alone that the reference lets the input decide."""
+        if self.runner.spec.reference is None:
+            return self
+        reference = self.runner.reference(self.case)
+        try:
+            here, *beside = (
+                replace(reference, inputs=partial(self.inputs, step)).outputs().inexact.values()
+                for step in (0.0, _STEPS[0], -_STEPS[0])
+            )
+        except NotApplicable:
+            return self
+        moved = [[as_real(a) != as_real(b) for a, b in zip(here, there, strict=True)] for there in beside]
+        depends = tuple(above | below for above, below in zip(*moved, strict=True))
+        return self if all(map(bool, map(torch.all, depends))) else replace(self, known=None, depends=depends)
+
+
+def _judged(line: Line) -> tuple[Line, float, float]:
+    """A line, what the gradient leaves unexplained along it, and what it may: a closer one where it says little."""
+    value, allowed = line.judge()
+    if abs(value) <= allowed and allowed > _WEAK * line.size() and (closer := line.closer()) is not line:
+        return closer, *closer.judge()
+    return line, value, allowed
 
 
 def _direction(context: StageContext, case: Case, name: str, number: int) -> torch.Tensor:
@@ -216,8 +253,7 @@ def _ratio(value: float, allowed: float) -> float:
 
 def _report(context: StageContext, line: Line, full: Line, value: float, allowed: float) -> Finding:
     """The finding for what `full` shows, with the elements that `line` was narrowed down to."""
-    case, label = line.case, f"grad {line.name}"
-    size = float((full.grad.double() * full.direction).square().sum().sqrt())
+    case, label, size = line.case, f"grad {line.name}", full.size()
     message = (
         f"{label} is not the derivative of the forward: along a random direction the forward's slope differs from it "
         f"by {abs(value):.3g}, {_ratio(value, allowed):.3g} times what is attainable (its own size is {size:.3g})"
@@ -258,10 +294,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
         relative = []
         for number in range(directions):
-            at = line(number)
-            value, allowed = at.judge()
-            size = float((at.grad.double() * at.direction).square().sum().sqrt())
-            if size > 0:
+            at, value, allowed = _judged(line(number))
+            if (size := at.size()) > 0:
                 relative.append(allowed / size)
             if abs(value) > allowed and _confirmed(line, directions) and (narrow := _locate(at)):
                 if _crosses_jumps(context, narrow):
@@ -297,24 +331,26 @@ def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor])
     first, *others = (
         Line(context.runner, case, name, grad, _direction(context, case, name, 0)) for name, grad in grads.items()
     )
-    line = replace(first, others=tuple(others))
-    value, allowed = line.judge()
+    value, allowed = replace(first, others=tuple(others)).judge()
     if not abs(value) <= allowed < math.inf:
         return {}
-    sizes = {at.name: float((at.grad.double() * at.direction).square().sum().sqrt()) for at in (first, *others)}
-    powers = {name: allowed / size if size > 0 else math.inf for name, size in sizes.items()}
+    powers = {at.name: allowed / at.size() if at.size() > 0 else math.inf for at in (first, *others)}
     if max(powers.values()) <= _TOGETHER:
         return powers
-    if context.spec.reference is None or line.unit < tolerance.TF32:
+    if context.spec.reference is None or first.unit < tolerance.TF32:
         return {}
-    # The noise of all inputs is at most what they have alone, added up: the best of one is a share of it.
-    return {name: p for name, p in powers.items() if p <= _WEAK or p > _WEAK * len(powers)}
+    # The noise of one may be that of another, so each that is weak is asked for its own.
+    return {
+        at.name: powers[at.name]
+        for at in (first, *others)
+        if powers[at.name] <= _WEAK or at.closer().least() > _WEAK * at.size()
+    }
 
 
 def _confirmed(line: Callable[[int], Line], first: int) -> bool:
     """Whether two of three further directions show a fault: at a kink one direction may, by chance."""
-    results = [line(first + k).judge() for k in range(3)]
-    return sum(abs(value) > allowed for value, allowed in results) >= 2
+    results = [_judged(line(first + k)) for k in range(3)]
+    return sum(abs(value) > allowed for _, value, allowed in results) >= 2
 
 
 def _cases(context: StageContext) -> list[Case]:
