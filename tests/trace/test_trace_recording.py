@@ -388,3 +388,9 @@ def test_a_row_that_is_masked_whole_stops():
     with trace.record(breakpoint_on="bad", then=stops.append):
         torch.zeros(2, 2).masked_fill(torch.ones(2, 2, dtype=torch.bool), float("-inf")).softmax(-1)
     assert [stop.op.name for stop in stops] == ["aten._softmax.default"]
+
+
+@pytest.mark.parametrize("arguments", [(None, "run.trace"), (torch.nn.Linear(1, 1), "run.trace"), ("run.trace",)])
+def test_a_file_without_its_name_is_told_how_it_is_named(arguments):
+    with pytest.raises(UsageError, match=r"out='run.trace'"):
+        trace.record(*arguments)

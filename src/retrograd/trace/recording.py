@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 
@@ -18,6 +19,24 @@ from retrograd.trace.recorder import Recorder
 LEVELS = ("names", "fast", "full")
 
 
+_Arguments = ParamSpec("_Arguments")
+
+
+def _file_by_name(function: Callable[_Arguments, Recorder]) -> Callable[_Arguments, Recorder]:
+    """`record`, which says how a file is named where one comes behind the model."""
+
+    @wraps(function)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Recorder:
+        if len(args) > 1:
+            raise UsageError(
+                f"`record` has one argument without a name, the model; write record(model, out={args[1]!r})"
+            )
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_file_by_name
 def record(
     model: torch.nn.Module | None = None,
     *,
@@ -105,7 +124,8 @@ def twice(step: Callable[..., Any], model: Any = None, *, state: Sequence[Any] =
 
 def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None) -> None:
     if model is not None and not isinstance(model, torch.nn.Module):
-        raise UsageError(f"`model` is a {type(model).__name__}, expected a torch.nn.Module, or None")
+        hint = f"; a file is named by out={model!r}" if isinstance(model, (str, os.PathLike)) else ""
+        raise UsageError(f"`model` is a {type(model).__name__}, expected a torch.nn.Module, or None{hint}")
     if level not in LEVELS:
         raise UsageError(f"`level` is {level!r}, expected one of {', '.join(map(repr, LEVELS))}")
     if steps is not None and (not isinstance(steps, int) or steps < 1):
