@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +27,14 @@ def some_kernel(x: Any, N: Any, BLOCK: Any) -> None:
 class Tuned:
     """An autotuned kernel that notes its launches, and a clock by which some block is the fastest."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: tuple[int, ...] = ()) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: tuple[int, ...] = (), **options: Any) -> None:
         self.launched: list[tuple[int, int]] = []
         self.timed: list[int] = []
         self.refused = refused
         monkeypatch.setattr(triton_autotuning, "timed_shortly", self.clock)
         kernel = SimpleNamespace(fn=some_kernel, arg_names=["x", "N", "BLOCK"], run=self.run)
-        self.tuner: Any = triton.autotune([triton.Config({"BLOCK": n}) for n in (16, 32, 64)], key=["N"])(kernel)
+        configs = [triton.Config({"BLOCK": n}) for n in (16, 32, 64)]
+        self.tuner: Any = triton.autotune(configs, key=["N"], **options)(kernel)
 
     def run(self, x: Any, N: int, BLOCK: int, **_: Any) -> None:
         if (N, BLOCK) in self.refused:
@@ -65,6 +67,27 @@ def test_a_kernel_is_timed_at_one_size_and_runs_with_the_fastest_at_all(monkeypa
     }
     assert not tuned.tuner.cache
     assert not {"do_bench", "prune_configs"} & vars(tuned.tuner).keys()
+
+
+def _anew(configs: Any, *_: Any, **__: Any) -> list[Any]:
+    """The same configurations, each with a hook of its own; the one of 64 has another hook than the others."""
+    hooked = [(c.kwargs, lambda _: None) for c in configs if c.kwargs["BLOCK"] < 64]
+    return [triton.Config(dict(kwargs), pre_hook=hook) for kwargs, hook in hooked] + [
+        triton.Config({"BLOCK": 64}, pre_hook=partial(print, end=""))
+    ]
+
+
+def test_configurations_that_pruning_makes_anew_are_known_again(monkeypatch):
+    tuned = Tuned(monkeypatch, prune_configs_by={"early_config_prune": _anew})
+    with tuning.choosing({}):
+        assert tuned.launch(7)[-1] == 32
+        assert tuned.launch(48) == [32, 32]
+    first, again = (_anew(tuned.tuner.configs) for _ in range(2))
+    assert first != again  # by Triton's comparison
+    assert list(map(triton_autotuning.settings, first)) == list(map(triton_autotuning.settings, again))
+    assert len({tuple(sorted(triton_autotuning.settings(config))) for config in first}) == 3
+    assert triton_autotuning.constants(first[0]) & triton_autotuning.constants(first[1])  # the hook
+    assert not triton_autotuning.constants(first[0]) & triton_autotuning.constants(first[2])
 
 
 def test_where_the_fastest_does_not_compile_the_next_one_runs(monkeypatch):

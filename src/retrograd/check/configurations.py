@@ -16,7 +16,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, StageContext
-from retrograd.compat.triton_autotuning import constants, written
+from retrograd.compat.triton_autotuning import constants, settings, written
 from retrograd.errors import RetrogradError
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class _Configured:
 
     def differing(self, first: _Configured) -> dict[str, Any]:
         """The configurations that are not those of the first run, by kernel."""
-        return {name: config for name, config in self.session.chosen.items() if config != first.session.chosen[name]}
+        before = {name: settings(config) for name, config in first.session.chosen.items()}
+        return {name: config for name, config in self.session.chosen.items() if settings(config) != before[name]}
 
     def faults(self, first: _Configured) -> Iterator[Finding]:
         """What kernels do in their memory under this configuration and not under the first."""

@@ -71,8 +71,9 @@ class GpuTuning:
     def _start(self, name: str, configs: list[Any]) -> int:
         if self._configuration is not None and self._tuned_kernel in ("", name):
             return self._configuration % len(configs)
-        known = self.fastest.get(name)
-        return configs.index(known.config) if known is not None and known.config in configs else 0
+        known, alike = self.fastest.get(name), list(map(triton_autotuning.settings, configs))
+        wanted = known and triton_autotuning.settings(known.config)
+        return alike.index(wanted) if wanted in alike else 0
 
     def _bench(self, call: Any, quantiles: Any = None, **_: Any) -> Any:
         if self._timed:

@@ -22,7 +22,14 @@ def kernel_name(tuner: Any) -> str:
 
 def constants(config: Any) -> set[tuple[str, str]]:
     """What of a configuration is in the code before a GPU's: constants with their values, and the hook before it."""
-    return {(name, repr(value)) for name, value in config.kwargs.items()} | {("pre_hook", repr(config.pre_hook))}
+    hook = config.pre_hook.func if isinstance(config.pre_hook, partial) else config.pre_hook
+    hook = getattr(hook, "__code__", hook)  # pruning may make configurations, and functions in them, at each launch
+    return {(name, repr(value)) for name, value in config.kwargs.items()} | {("pre_hook", repr(hook))}
+
+
+def settings(config: Any) -> set[tuple[str, str]]:
+    """All that a configuration sets: the same for two that do the same, which Triton's own comparison misses."""
+    return constants(config) | {(name, repr(value)) for name, value in config.all_kwargs().items()}
 
 
 def written(config: Any) -> str:
