@@ -120,22 +120,6 @@ def test_it_runs_on_a_gpu():
     assert KINDS["HX01"] in {f.kind for f in report.findings}
 
 
-def _of_nothing():
-    """An order of derivatives that takes nothing of what it is called with."""
-
-
-@pytest.mark.parametrize(
-    ("order", "stage"), [("stages.higher_order.second_order", "higher_order"), ("forward_mode.slopes", "compiler")]
-)
-def test_a_mistake_of_the_checker_is_said_of_it(monkeypatch, order, stage):
-    monkeypatch.setattr(f"retrograd.check.{order}", _of_nothing)
-    report = rg.verify(
-        torch.sin, reference=torch.sin, inputs={"x": rg.tensor("N")}, level="quick", only=[stage], transforms=["jvp"]
-    )
-    assert report.verdict == "undecided", report
-    assert "the check itself failed, not the op: TypeError" in report.stages[0].reason
-
-
 @pytest.mark.parametrize("reference", [torch.atan2, lambda x: x.no_such_name])
 def test_a_mistake_of_the_reference_is_said_of_it(reference):
     with pytest.raises(SpecError, match=r"the reference raises (TypeError|AttributeError)"):

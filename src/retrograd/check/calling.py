@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.check.input_specs import SizeSpec, TensorSpec, tensor
+from retrograd.check.own_mistakes import calls_theirs
 from retrograd.errors import SpecError
 
 _SEED = 0  # of every call of an op that draws
@@ -69,6 +70,7 @@ class Call:
     def __name__(self) -> str:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
+    @calls_theirs
     def __call__(self, *values: Any, **params: Any) -> Any:
         """The result; `Returned` where inputs may be written to."""
         with nullcontext() if self.seed is None else _forked(self.seed, values):

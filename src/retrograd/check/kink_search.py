@@ -10,6 +10,7 @@ import torch
 
 from retrograd.check import tolerance
 from retrograd.check.kinks import around, decisions
+from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import Reference, gradient_of
 from retrograd.check.rounded_runs import moved_runs, runs_at_once
 from retrograd.check.rounding import Float64
@@ -83,7 +84,7 @@ def _search(reference: Reference, name: str, length: float, share: float, trail:
     at_once = _AT_ONCE if trail is _slopes and runs_at_once(reference) else 1
     shares = torch.linspace(0, 1, 2**at_once + 1, dtype=low.dtype, device=low.device)
     shares = shares.view(-1, *[1] * low.ndim)
-    try:
+    with may_refuse():  # values beyond those that it was described with
         ends = trail(reference, name, torch.stack((low, high)) - value)
         if bool((ends[0] == ends[1]).all()):
             return _no_kinks(value)
@@ -100,10 +101,9 @@ def _search(reference: Reference, name: str, length: float, share: float, trail:
             if count + at_once > _FIRST_LOOK and not bool(((ends[1] - ends[0]).abs() > least).any()):
                 return _no_kinks((low + high) / 2)
         before, after = trail(reference, name, torch.stack((low, high)) - value)
-    except Exception:  # the reference refuses values beyond those that it was described with
-        return None
-    change, sizes = (after - before).abs(), before.abs() + after.abs()
-    return KinkSearch((low + high) / 2, change > least, change / sizes.clamp_min(torch.finfo(sizes.dtype).tiny))
+        change, sizes = (after - before).abs(), before.abs() + after.abs()
+        return KinkSearch((low + high) / 2, change > least, change / sizes.clamp_min(torch.finfo(sizes.dtype).tiny))
+    return None
 
 
 def _no_kinks(value: torch.Tensor) -> KinkSearch:

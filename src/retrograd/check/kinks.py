@@ -21,10 +21,12 @@ from retrograd.check import tolerance
 from retrograd.check.inputs import differentiable
 from retrograd.check.operators import JUMPING
 from retrograd.check.outputs import as_real, like
+from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import Reference, Results
 from retrograd.check.rounded_runs import alone, moved_runs
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
+from retrograd.errors import SpecError
 
 Decisions = list[tuple[str, torch.Tensor]]  # operators and what they decided
 
@@ -160,10 +162,9 @@ def flips(reference: Reference) -> dict[str, int]:
 
     Inputs are rounded too, unless the reference refuses what comes of it.
     """
-    try:
+    with may_refuse():
         return _flips(reference, inputs=True)
-    except Exception:
-        return _flips(reference, inputs=False)
+    return _flips(reference, inputs=False)
 
 
 def _flips(reference: Reference, *, inputs: bool) -> dict[str, int]:
@@ -186,14 +187,13 @@ def jumps_between(reference: Reference, name: str, shift: torch.Tensor) -> bool:
 
     A difference quotient across such a jump is no derivative. False if the reference refuses those points.
     """
-    try:
+    with may_refuse():
         here, *beside = (
             [decided for operator, decided in decisions(reference, Float64(record=True), moved) if operator in JUMPING]
             for moved in (None, {name: shift}, {name: -shift})
         )
-    except Exception:
-        return False
-    return any(len(there) != len(here) or any(map(_differ, here, there)) for there in beside)
+        return any(len(there) != len(here) or any(map(_differ, here, there)) for there in beside)
+    return False
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -205,8 +205,11 @@ def _declared(reference: Reference, inputs: dict[str, torch.Tensor], name: str) 
     value, spec = inputs[name], reference.spec
     distance = None
     if spec.kinks is not None:
-        with torch.no_grad():
-            distance = spec.kinks(*inputs.values(), **dict(reference.case.params)).get(name)
+        try:
+            with torch.no_grad():
+                distance = spec.kinks(*inputs.values(), **dict(reference.case.params)).get(name)
+        except Exception as error:
+            raise SpecError(f"`kinks` of {spec.name} raised {type(error).__name__}: {error}") from error
     if distance is None:
         return torch.zeros_like(value, dtype=torch.float64)
     distance = distance.double().abs()
@@ -216,14 +219,13 @@ def _declared(reference: Reference, inputs: dict[str, torch.Tensor], name: str) 
 def _bounds(reference: Reference, *, apart: bool) -> tuple[Bounds, Bounds] | None:
     """Bounds near a case and KINK_WIDER times as far, None if the reference decides nothing otherwise there."""
     scales = (1.0, tolerance.KINK_WIDER)
-    try:
-        near, far = (_around_case(reference, times) for times in scales)
-    except Exception:
-        if not flips(reference):
-            return None
-        near, far = (_rounded_at_case(reference, times) for times in scales)
-        return near, far
-    if apart:
+    beside: list[Bounds] = []
+    with may_refuse():
+        beside = [_around_case(reference, times) for times in scales]
+    if not beside and not flips(reference):
+        return None
+    near, far = beside or (_rounded_at_case(reference, times) for times in scales)
+    if apart and beside:
         for bounds, times in zip((near, far), scales, strict=True):
             _rounded_at_case(reference, times, bounds)
     return near, far

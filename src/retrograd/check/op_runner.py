@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -15,6 +14,7 @@ from retrograd.check import inputs as make
 from retrograd.check.constraints import constrained, project
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
 from retrograd.check.outputs import Outputs, as_real, real_dtype
+from retrograd.check.own_mistakes import calls_theirs, may_refuse
 from retrograd.check.reference import (
     Batching,
     ExactRun,
@@ -101,7 +101,7 @@ class ForwardPass:
         except (InterpreterError, UnsupportedOperationError):
             raise
         except Exception as error:
-            raise OpRaised.at("backward", error) from error
+            raise OpRaised.by("backward", error) from error
         return OpRun(
             {k: as_real(v.detach()) for k, v in self.results.inexact.items()},
             {f"grad {n}": None if g is None else self._real(n, g) for n, g in zip(self.names, grads, strict=True)},
@@ -217,10 +217,9 @@ class OpRunner:
         """The forward of the reference in float64; None where there is no such thing."""
         if self.spec.reference is None:
             return None
-        try:
+        with may_refuse():  # it writes to its inputs, which it must not where a gradient is asked for; or refuses them
             return self.reference(case).forward(torch.float64, Float64())
-        except Exception:  # it writes to its inputs, which it must not where a gradient is asked for; or refuses them
-            return None
+        return None
 
     def _outputs(self, case: Case) -> Outputs:
         """Outputs in float64, without a reference those of the op."""
@@ -230,7 +229,7 @@ class OpRunner:
         """Keep the truth of a case, before the op runs: that may write what the backward of the reference reads."""
         assert forward.mode is not None
         self._exact.clear()
-        with suppress(Exception):  # who asks for the truth is told
+        with may_refuse():  # who asks for the truth is told
             results = self.reference(case).results(forward, self._grad_outs[case], torch.float64, first_order)
             self._exact[case] = forward.mode, detached(results)
 
@@ -258,7 +257,7 @@ class OpRunner:
         except (InterpreterError, MissingExtraError, UnsupportedOperationError):
             raise  # it says nothing about the op
         except Exception as error:
-            raise OpRaised.at("forward", error) from error
+            raise OpRaised.by("forward", error) from error
         if any(not torch.equal(b, state) for b, state in zip(before, self._generators() if first else [], strict=True)):
             raise DrawsRandomNumbers
         try:
@@ -269,6 +268,7 @@ class OpRunner:
             raise OpRaised(str(error)) from error
         return outputs.named_as(self._named[case.params]) if case.params in self._named else outputs
 
+    @calls_theirs
     def _result(self, case: Case, inputs: dict[str, Any]) -> Any:
         """What the op returns. One that refuses its first case is asked once more, its tensors said to be on a GPU."""
         params = dict(case.params)

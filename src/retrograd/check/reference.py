@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,20 +13,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
-from retrograd.check.calling import Call
 from retrograd.check.constraints import project
 from retrograd.check.last_run import LastRun
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
-from retrograd.check.rounding import Float64, run_lifted
+from retrograd.check.own_mistakes import calls_theirs, is_own_mistake, may_refuse
+from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.compat.torch_dispatch import without_modes
-from retrograd.core.program_lines import folders
 from retrograd.errors import SpecError, UndecidedError
 
 _ROUNDED = 8  # randomly rounded runs that show which whole numbers hang on rounding
-_MISTAKES = (AssertionError, AttributeError, KeyError, NameError, TypeError)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Results = dict[str, torch.Tensor | None]
@@ -44,8 +41,10 @@ class OpRaised(Exception):
     """The op under test raised, on a case its reference accepts."""
 
     @classmethod
-    def at(cls, phase: str, error: Exception) -> OpRaised:
-        """Kind and text of an error, without the colours that compilers write for terminals."""
+    def by(cls, phase: str, error: Exception) -> OpRaised:
+        """Kind and text of an error, without the colours of terminals; a mistake of the checker itself is raised."""
+        if is_own_mistake(error):
+            raise error
         return cls(f"the {phase} raised {type(error).__name__}: {_COLOUR.sub('', str(error)).strip()}")
 
 
@@ -58,14 +57,6 @@ class NotApplicable(Exception):
         if is_own_mistake(error):
             raise error
         return cls(f"{reference} raises {type(error).__name__}: {error}")
-
-
-def is_own_mistake(error: Exception) -> bool:
-    """Whether a line of the checker raised what mistakes in code raise, and called no function of anybody else."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    code = frame.f_code
-    others = (Reference.call.__code__, Call.__call__.__code__, run_lifted.__code__)
-    return isinstance(error, _MISTAKES) and code.co_filename.startswith(folders(__file__)) and code not in others
 
 
 def grads_of(
@@ -169,6 +160,7 @@ class Reference:
     elements: int = 0
     batching: Batching = field(default_factory=Batching)
 
+    @calls_theirs
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
         assert self.spec.reference is not None
@@ -193,10 +185,9 @@ class Reference:
         inputs = self.inputs()
         for name in make.differentiable(self.spec, inputs):
             inputs[name].requires_grad_()
-        try:
+        with may_refuse():  # "not implemented for 'Half'"
             return self.call(inputs)
-        except Exception:  # "not implemented for 'Half'"
-            return None
+        return None
 
     def rounded_exactly(self, name: str) -> Iterator[torch.Tensor]:
         """An output of whole numbers in the op's own precision and in randomly rounded runs: what rounding decides."""
@@ -280,7 +271,7 @@ class Reference:
                 mode = self.rounding(unit, accumulate, seed, inputs=round_inputs, grad_outs=grad_outs, last=last)
                 last = None  # of what comes before an error
                 return self.run(torch.float64, mode, order)
-            except Exception:
-                if not round_inputs:
+            except Exception as error:
+                if not round_inputs or is_own_mistake(error):
                     raise
         raise AssertionError("unreachable")

@@ -19,6 +19,7 @@ from retrograd.check import tolerance
 from retrograd.check.constraints import constrained, project
 from retrograd.check.last_run import LastRun
 from retrograd.check.outputs import as_real, inexact, promoted
+from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import DerivativeOrder, Reference, Results, first_order
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
@@ -77,10 +78,13 @@ def rounded_runs(
     at_once = min(len(runs), _MOST_AT_ONCE // max(reference.elements, 1)) // together * together
     while batching.allowed and order not in batching.refused and at_once > 1 and done < runs.stop:
         count = min(at_once, runs.stop - done)
-        try:
+        batch = None
+        with (
+            may_refuse()
+        ):  # it asks for a value, or changes something in place; what is wrong with it a single run says
             _check_batches(reference, exact, order)
             batch = _batch(reference, unit, accumulate, derive(reference.seed, "noise", done), count, order)
-        except Exception:  # it asks for a value, or changes something in place; what is wrong with it a single run says
+        if batch is None:
             batching.allowed &= order is not first_order
             batching.refused.add(order)
             break
@@ -145,7 +149,7 @@ def moved_runs(
     Raises what the reference does. Their last bits may differ from those of one after the other.
     """
     if reference.batching.allowed:
-        try:
+        with may_refuse():  # it asks for a value, or refuses these: a single run says so
             if _key(reference) not in reference.batching.checked:
                 plain = Float64()
                 exact = reference.run(torch.float64, plain)
@@ -153,8 +157,6 @@ def moved_runs(
             at_once = max(_MOST_AT_ONCE // max(reference.batching.checked[_key(reference)], 1), 1)
             parts = [shifts[start : start + at_once] for start in range(0, len(shifts), at_once)]
             return [_moved_batch(reference, part, order) for part in parts]
-        except Exception:  # it asks for a value, or refuses these: a single run says so
-            pass
     return [alone(reference.run(torch.float64, Float64(), order, shift)) for shift in shifts]
 
 

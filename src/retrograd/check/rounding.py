@@ -31,6 +31,7 @@ from retrograd.check.operators import (
     WHOLE_SUMS,
     about,
 )
+from retrograd.check.own_mistakes import calls_theirs
 from retrograd.check.rounding_errors import product_error, reduction_error, square
 from retrograd.compat.torch_dispatch import UnwrappedMode, resolving, tree_leaves, tree_map_only
 
@@ -122,7 +123,8 @@ def _lift(t: torch.Tensor) -> torch.Tensor:
     return t.to(_LIFTED.get(t.dtype, t.dtype))
 
 
-def run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+@calls_theirs
+def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """What an operator returns, and what it was given: in float64 where some of it is and the rest keeps it from it.
 
     A reference may hold constants of a lower precision: an operator refuses them, or a single number in float64 gives
@@ -272,7 +274,7 @@ class Float64(UnwrappedMode):
             args = [
                 *own, *(self._of_another_run(a) if isinstance(a, torch.Tensor) else a for a in args[len(own) :])
             ]  # fmt: skip
-        out, args, kwargs = run_lifted(func, args, kwargs)
+        out, args, kwargs = _run_lifted(func, args, kwargs)
         if not self.unit and isinstance(out, torch.Tensor):
             self.elements += out.numel()
         if self.track and not self.unit and (self._every or name in ADDING):

@@ -166,7 +166,7 @@ def op(
             (forward mode), "batched_grad" (torch.autograd.grad with is_grads_batched=True).
         algorithm_error: how many times the attainable error of the reference's formula the op's own algorithm may be
             off, where it is another one: sums by blocks, a transform, a function by another. None: it is the same;
-            up to 4 times are undecided then, and more a finding.
+            up to 4 times are undecided then, unless all elements share a factor, and more a finding.
         accept: findings that may stand, with the reason: `accept={"higher_order": "once_differentiable by design"}`.
             A class is a stage, "stage/kind" or "stage/kind/tensor", as findings print them. They are shown and fail
             nothing; one that does not occur any more fails. What only level full sees has `dict(reason=...,

@@ -63,6 +63,8 @@ def _in_thread(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+    if errors and not isinstance(errors[0], OpRaised):
+        raise errors[0]
     if errors:
         out.find("thread", f"in a thread that is not the main one {errors[0]}", case)
     elif name := context.judge.changed(case, runs[0], alone):

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from retrograd.check import cpu_kernels, forward_mode
 from retrograd.check.op_runner import OpRun
 from retrograd.check.outputs import Outputs, as_real
+from retrograd.check.own_mistakes import calls_theirs, is_own_mistake, may_refuse
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -67,12 +68,12 @@ def _operators(context: StageContext, case: Case, out: CaseOutcome) -> int:
 
 def _strides(func: Any, args: Any, kwargs: Any) -> str:
     """Which result of an operator has other strides than its fake says, which opcheck of PyTorch 2.11 leaves out."""
-    try:
-        with FakeTensorMode() as mode:
-            fake = lambda t: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t  # noqa: E731
-            faked = func(*tree_map(fake, args), **tree_map(fake, kwargs))
-    except Exception:
-        return ""  # its shapes depend on data; what else may be wrong with it opcheck has told
+    faked = None
+    with may_refuse(), FakeTensorMode() as mode:  # its shapes depend on data; opcheck has told what else may be wrong
+        fake = lambda t: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t  # noqa: E731
+        faked = func(*tree_map(fake, args), **tree_map(fake, kwargs))
+    if faked is None:
+        return ""
     copy = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
     got = func(*tree_map(copy, args), **tree_map(copy, kwargs))
     for i, (a, b) in enumerate(zip(tree_leaves(got), tree_leaves(faked), strict=True)):
@@ -162,6 +163,7 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
         leaves = [torch.stack([inputs[name], others[name]]).requires_grad_() for name in names]
         gs = [torch.stack(pair) for pair in zip(runner.grad_outs(case), runner.grad_outs(other), strict=True)]
 
+    @calls_theirs
     def call(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = spec.fn(*{**inputs, **dict(zip(names, leaves, strict=True))}.values(), **dict(case.params))
         return tuple(Outputs.of(result, spec, "fn").inexact.values())
@@ -169,6 +171,8 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
     try:
         outs, grads = _WAYS[transform](call, leaves, gs)
     except Exception as error:
+        if is_own_mistake(error):
+            raise
         out.find("raises", f"{how}: {type(error).__name__}: {str(error).splitlines()[0]}", case)
         return
     named = {f"grad {name}": grad for name, grad in zip(names, grads, strict=True)}

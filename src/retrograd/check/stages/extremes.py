@@ -18,6 +18,7 @@ from retrograd.check.draws import SAME_DRAW, alike
 from retrograd.check.inputs import param_cases
 from retrograd.check.op_runner import OpRun
 from retrograd.check.operators import EXTREMA
+from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import OpRaised
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
@@ -198,10 +199,9 @@ def _depends(context: StageContext, case: Case, name: str, label: str, reach: Re
 
 def _moved(context: StageContext, plain: Case, name: str, label: str, shift: torch.Tensor) -> torch.Tensor | None:
     """A result by the reference with an input moved; None if it has none, or refuses such numbers."""
-    try:
+    moved = None
+    with may_refuse():
         moved = context.runner.reference(plain).run(torch.float64, Float64(), shift={name: shift}).get(label)
-    except Exception:
-        return None
     return None if moved is None else moved.detach()
 
 

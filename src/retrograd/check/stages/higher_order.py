@@ -17,7 +17,8 @@ import torch
 from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import Truth
 from retrograd.check.outputs import as_real
-from retrograd.check.reference import NotApplicable, Results, directions, grads_of, is_own_mistake
+from retrograd.check.own_mistakes import is_own_mistake
+from retrograd.check.reference import NotApplicable, Results, directions, grads_of
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 

@@ -14,6 +14,7 @@ import torch
 from retrograd.check import extreme_values, kink_search, kinks, tolerance
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Truth
+from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -81,10 +82,9 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
 def _widest(context: StageContext, case: Case, name: str, moved: torch.Tensor) -> kinks.KinkInterval:
     """The interval in which kinks that meet may each be on another side."""
     interval, reference = context.oracle.interval(case, apart=True), context.runner.reference(case)
-    try:
+    with may_refuse():  # points beside the case
         return kinks.with_corners(reference, name, moved, interval)
-    except Exception:  # the reference refuses points beside the case
-        return interval
+    return interval
 
 
 def _allowed(case: Case, key: str, truth: Truth, before: Truth, interval: kinks.KinkInterval) -> torch.Tensor:
@@ -142,9 +142,10 @@ def _odds(runner: OpRunner, case: Case, plain: Case, name: str, mask: torch.Tens
     if met is None:
         return places
     density = float(met.mask.double().mean()) / _SHORT
-    try:
+    wide = None
+    with may_refuse():  # beside the kink the op or its reference is not defined
         wide = _width(runner, case, name, mask)
-    except Exception:  # beside the kink the op or its reference is not defined
+    if wide is None:
         return places
     if not density or not wide:
         return f"{places}; the op is on the same side as float64 all around, so no test flakes at them"

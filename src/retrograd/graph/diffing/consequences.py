@@ -25,10 +25,9 @@ STRUCTURE = frozenset(
 _FLAG = re.compile(r"(?<![\[\w])(?:True|False)(?=[,)])")
 _MASK = re.compile(r"\[(?:(?:True|False)(?:, )?)++\]")
 # What only carries values into a loop and out of it, and what has the shape that its users want.
-PACKS = frozenset({"broadcast", "broadcast-in-dim", "get-tuple-element", "constant", "bitcast", "copy"})
+_PACKS = frozenset({"broadcast", "broadcast-in-dim", "get-tuple-element", "constant", "bitcast", "copy"})
 _SHAPED = frozenset({"broadcast", "broadcast-in-dim", "iota", "constant"})
 _HANDED = re.compile(r"output \d+ is parameter (\S+) \S+ -> parameter (\S+) ")
-_WIDE = frozenset({"f32", "f64", "s32", "u32", "s64", "pred"})  # what a program has beside the dtype it computes in
 _COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default", "copy", "bitcast"})
 _COUNT = re.compile(r"(?:[+-] )?(?:\d+ x )?")
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
@@ -61,7 +60,6 @@ def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
         _of_copies,
         _of_remat,
         _of_sizes,
-        _of_arguments,
         _of_dtypes,
         _of_saved,
     ):
@@ -149,7 +147,7 @@ def _only_packs(cause: Cause) -> bool:
         return sides[0] == {"get-tuple-element"} or (cause.kind == "shape_changed" and sides[0] <= _SHAPED)
     if cause.kind == "operand_changed":
         return cause.what.startswith("while: ") and cause.what.endswith(" operands")
-    packs = cause.kind.startswith("instruction") and all(own and own <= PACKS for own in sides)
+    packs = cause.kind.startswith("instruction") and all(own and own <= _PACKS for own in sides)
     return packs and any("get-tuple-element" in own for own in sides)
 
 
@@ -236,51 +234,15 @@ def _part_of(cause: Cause, remat: Cause) -> bool:
 def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
     """Shapes, sizes and constants that are to each other as the numbers of steps, or the sizes of parameters."""
     steps = {pair for p in causes if p.cause.kind == "loop_changed" for pair in _differing(*_sides(p.cause.what))}
-    arguments = _arguments(causes)
-    shaped = _reshaped_parameters(causes)
+    shaped = [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
     shaped = shaped or sorted((p for p in causes if reshapes(p)), key=lambda p: p.position)[:1]
     sizes = steps or {pair for p in shaped for before, after in p.changes for pair in _sizes(before, after)}
     for placed in causes:
         follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
-        if follows and sizes and placed not in arguments and (steps or placed not in shaped):
+        if follows and sizes and (steps or placed not in shaped):
             pairs = [pair for before, after in placed.changes for pair in _differing(before, after)]
             if pairs and all(_explained(pair, sizes) for pair in pairs):
                 yield placed
-
-
-def _of_arguments(causes: list[Placed]) -> Iterator[Placed]:
-    """What a forward saves in another shape, where an argument of an operation of the backward says why: a stride."""
-    if any(_arguments(causes)):
-        yield from _reshaped_parameters(causes)
-
-
-def _arguments(causes: list[Placed]) -> list[Placed]:
-    """Other arguments of operations of a backward to which no more than what is saved has another shape.
-
-    An argument that is a size of these tensors, or how many numbers they have in some dimensions, follows from that.
-    """
-    shaped = _reshaped_parameters(causes)
-    if not shaped or not all("saved for backward" in p.cause.what for p in shaped):
-        return []
-    sizes = {pair for p in shaped for before, after in p.changes for pair in _products(before, after)}
-    return [
-        p
-        for p in causes
-        if p.cause.kind == "attribute_changed"
-        and any("_backward" in name for name in operations_of(p.cause.what))
-        and any(pair not in sizes for before, after in p.changes for pair in _differing(before, after))
-    ]
-
-
-def _reshaped_parameters(causes: list[Placed]) -> list[Placed]:
-    return [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
-
-
-def _products(before: str, after: str) -> Iterator[tuple[float, float]]:
-    """How many numbers two shapes have in dimensions that stand beside each other."""
-    left, right = ([float(n) for n in _SIZES.findall(text)[0].split(",") if n] for text in (before, after))
-    for i in range(len(left)) if len(left) == len(right) else ():
-        yield from ((prod(left[i:j]), prod(right[i:j])) for j in range(i + 1, len(left) + 1))
 
 
 def reshapes(placed: Placed) -> bool:
@@ -334,9 +296,6 @@ def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
     """Conversions, and the same operations in the other dtype, where parameters have one."""
     first = [p for p in causes if p.cause.kind == "dtype_changed" and not p.within and "parameter" in p.cause.what]
     dtypes = {d for p in first for change in p.changes for text in change for d in _TYPED.findall(text)}
-    if not first:
-        first = _first_conversion(causes)
-        dtypes = {d for p in first for d in _TYPED.findall(p.cause.what)} - _WIDE
     # What a forward saves in another dtype, it computes in another way.
     arguments = not all("saved for backward" in p.cause.what for p in first)
     for placed in causes if first else ():
@@ -351,13 +310,6 @@ def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
         )
         if (converts and other) or (kind == "constant_changed" and all(_rounds(c, dtypes) for c in placed.changes)):
             yield placed
-
-
-def _first_conversion(causes: list[Placed]) -> list[Placed]:
-    """Where something is computed in another dtype, the first cause, if it converts and does nothing else."""
-    operations = [p for p in causes if p.cause.kind.startswith("instruction")]
-    first = min(operations, key=lambda p: p.position, default=None)
-    return [first] if first and "convert" in operations_of(first.cause.what) <= PACKS | {"convert"} else []
 
 
 def _rounds(change: tuple[str, str], dtypes: set[str]) -> bool:

@@ -48,23 +48,9 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
 
 
 def _read_alike(view: View, a: int, b: int) -> bool:
-    """Are two constants read by one operation? Those of what is replaced are others, and those beside it.
-
-    But for a number that is read in what is replaced as well: 7 in a remainder, of which a compiler makes bits for 4.
-    """
+    """Are two constants read by one operation? Those of operations that are replaced are others, not changed ones."""
     sides = [set(half.readers(n)) for half, n in ((view.a, a), (view.b, b))]
-    both = [n for n in sides[0] if view.a.partner[n] in sides[1]]
-    labels = view.a.form.labels
-    return not all(sides) or (
-        not all(_reads_replaced(view, n) for n in both)
-        or (bool(both) and any(labels[n] == labels[a] for n in view.a.alone if n in view.a.form.literals))
-    )
-
-
-def _reads_replaced(view: View, a: int) -> bool:
-    """Does an operation read, on either side, what the other has not or has another operation for?"""
-    sides = (view.a, view.b, a), (view.b, view.a, view.a.partner[a])
-    return all(any(half.replaced(o, other) for o in half.form.operands[n]) for half, other, n in sides)
+    return not all(sides) or not sides[1].isdisjoint({view.a.partner[n] for n in sides[0]})
 
 
 def _renumbered(view: View, a: int, b: int) -> bool:

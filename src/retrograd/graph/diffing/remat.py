@@ -17,7 +17,6 @@ from retrograd.graph.ir import Graph, Instruction
 from retrograd.graph.schema import Cause
 from retrograd.graph.value_names import name_of
 
-_ARGUMENT = "primals"  # of a forward of AOTAutograd, without its number
 _CHECKPOINT_ADVICE = "torch.utils.checkpoint or the partitioner's recomputation is on in one of the two"
 Forms = dict[str, Form]
 # What stacks, unstacks and counts: as many as there are values that a loop saves. It says nothing of recomputation.
@@ -42,16 +41,14 @@ def find_cause(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | No
 def _of_saved(a: Graph, b: Graph) -> Cause | None:
     """Parameters of one backward that the other computes: AOTAutograd names what is saved after what makes it.
 
-    Only where the other takes nothing more, but for arguments of the forward, nor in another shape, is it sure that
-    these are the same values.
+    Only where the other takes nothing more, nor in another shape, is it sure that these are the same values.
     """
     taken = [Counter(_stem(i) for i in graph.main.instructions if i.opcode == "parameter") for graph in (a, b)]
     computed = [Counter(_stem(i) for i in graph.main.instructions if i.operands) for graph in (a, b)]
     again = computed[1] - computed[0], computed[0] - computed[1]
     for only, graph, own, other, new in (("B", a, *taken, again[0]), ("A", b, *reversed(taken), again[1])):
         saved = own - other
-        more = [name for name, _ in other - own if name != _ARGUMENT]
-        if saved and not more and not saved - new:
+        if saved and not other - own and not saved - new:
             words = some([name for name, _ in saved], 4)
             text = f"remat in {only}: {words} {'is' if len(saved) == 1 else 'are'} computed again, not saved"
             names = tuple(i.name for i in graph.main.instructions if i.opcode == "parameter" and _stem(i) in saved)
