@@ -9,6 +9,7 @@ import pytest
 import torch
 from specimens import with_backward
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import retrograd as rg
 from retrograd.check import stages
@@ -399,3 +400,17 @@ def test_float8_inputs(dtype):
     report = _verify(lambda x: x.to(torch.float8_e5m2), lambda x: x.to(torch.float8_e5m2), MN)
     assert report.verdict == "undecided"
     assert "check the op followed by .float()" in report.stage("oracle").reason
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_op_that_is_checkpointed_again_has_its_gradients_by_backward(broken):
+    def inner(x, w):
+        return torch.tanh(x) @ (w.detach() if broken and len(w) == 1 else w)
+
+    def op(x, w):
+        return checkpoint(inner, x, w, use_reentrant=True)  # refuses torch.autograd.grad
+
+    inputs = dict(x=rg.tensor("M", "K"), w=rg.tensor("K", "N"))
+    report = rg.verify(op, reference=lambda x, w: torch.tanh(x) @ w, inputs=inputs, level="quick")
+    assert report.verdict == ("finding" if broken else "proved"), report
+    assert {f.tensor for f in report.findings} <= {"grad w"}

@@ -68,7 +68,27 @@ def grads_of(
         return [None] * len(leaves)
     roots, cotangents = zip(*pairs, strict=True)
     more = dict(allow_unused=True, retain_graph=True, create_graph=create_graph)
-    return list(torch.autograd.grad(roots, leaves, cotangents, **more))  # type: ignore[arg-type]
+    try:
+        return list(torch.autograd.grad(roots, leaves, cotangents, **more))  # type: ignore[arg-type]
+    except RuntimeError:  # so torch.utils.checkpoint with use_reentrant=True, which asks for .backward() instead
+        if create_graph or not all(leaf.is_leaf for leaf in leaves):
+            raise
+    return _accumulated(roots, leaves, cotangents)
+
+
+def _accumulated(
+    roots: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], gs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients by `.backward()`; what the leaves had before they keep."""
+    kept = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(roots, gs, retain_graph=True)
+        return [leaf.grad for leaf in leaves]
+    finally:
+        for leaf, grad in zip(leaves, kept, strict=True):
+            leaf.grad = grad
 
 
 def directions(
