@@ -95,10 +95,10 @@ def _numbers(changes: Sequence[tuple[str, str]]) -> Iterator[float]:
 
 
 def _scalar(text: str) -> float:
-    """The number of a scalar, shape before literal; NaN if it is none."""
+    """The number of a scalar or of an array of one, shape before literal; NaN if it is none."""
     shape, _, literal = text.partition(" ")
     try:
-        return float(literal) if shape.endswith("[]") else nan
+        return float(literal.strip("{ }")) if shape.endswith(("[]", "[1]")) else nan
     except ValueError:
         return nan
 
