@@ -532,3 +532,19 @@ def _of_nodes_scattered(score):
 def test_an_infinity_less_itself_reaches_what_nan_in_its_place_reaches():
     report = rg.verify(rg.op(_of_nodes_scattered, _of_nodes, dict(score=rg.tensor(4))), level="full", only=["extremes"])
     assert report, [f.what for f in report.findings]
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_nan_is_found_where_most_other_elements_have_no_digit(divides):
+    def backward(dy, x):
+        if divides:  # by the zeros of a row, too
+            return (dy * x.cumprod(-1)).flip(-1).cumsum(-1).flip(-1) / x
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(x.cumprod(-1), x, dy)[0]
+
+    cumprod = with_backward(lambda x: x.cumprod(-1), backward, once=True)
+    report = rg.verify(
+        rg.op(cumprod, lambda x: x.cumprod(-1), dict(x=rg.tensor(7, 40))), level="quick", only=["extremes"]
+    )
+    assert {f.kind for f in report.findings} == ({"not-finite"} if divides else set()), report

@@ -152,3 +152,33 @@ def test_a_range_may_name_its_ordinary_size():
     for outside in ((0, 40, 41), (2, 40, 1), (0, 40, 13, 1)):
         with pytest.raises(SpecError, match="ordinary"):
             rg.op(glu, torch.nn.functional.glu, SPEC.inputs, sizes=dict(M=outside))
+
+
+def test_a_narrow_range_is_tried_at_an_odd_size():
+    def sizes_of(**more):
+        spec = rg.op(glu, torch.nn.functional.glu, SPEC.inputs, name="glu", **more)
+        return {case.size("M") for case in shapes.cases(StageContext.of(spec, "float32"))}
+
+    assert 11 in sizes_of(sizes=dict(M=(8, 12)))
+    assert not any(n % 2 for n in sizes_of(sizes=dict(M=(8, 12)), where="M % 2 == 0"))
+
+
+@pytest.mark.parametrize("most", [64, 10**6])
+def test_an_input_that_is_overwritten_at_some_sizes_alone_is_found(most):
+    class Evens(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            y = x if x.shape[-1] > most else x.clone()  # another path for long rows
+            y[..., ::2] *= 2
+            return y.clone()
+
+        @staticmethod
+        def backward(_, grad):
+            grad = grad.clone()
+            grad[..., ::2] *= 2
+            return grad
+
+    twice = torch.tensor([2.0, 1.0])
+    spec = rg.op(Evens.apply, lambda x: x * twice.to(x).repeat(x.shape[-1])[: x.shape[-1]], dict(x=rg.tensor("M", "N")))
+    report = _verify(spec, only=["mutation", "shapes"])
+    assert [(f.stage, f.tensor) for f in report.findings] == ([("shapes", "x")] if most == 64 else []), report

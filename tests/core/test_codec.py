@@ -135,8 +135,7 @@ ADDED = {
         "uncompared",
     },
     "Diff": {"passes", "unknown"},
-    "Provenance": {"births", "owner", "rank", "ranks"},
-    "Listing": {"owner"},
+    "Provenance": {"births", "rank", "ranks"},
     "Log": {"group"},
 }
 

@@ -85,12 +85,9 @@ class Judge:
             if comparison.wrong:
                 remark = self._at_kinks(case, name, got, truth.tol[name], comparison) if order is first_order else ""
                 if not remark:
-                    # Another algorithm has errors of its own, and no factor that all elements share.
                     little = comparison.worst <= tolerance.ALGORITHM and self.runner.spec.algorithm_error is None
                     factor = self._scale(case, name, got, want, truth) if ordinary and little else []
-                    findings += factor
-                    if not factor and not self.another_algorithm(case, name, comparison.worst):
-                        findings.append(_wrong_value(case, name, comparison, used))
+                    findings += factor or self._value(case, name, comparison, used)
                     continue
                 self.remarks.append(remark)
             elif ordinary:
@@ -98,6 +95,11 @@ class Judge:
             if order is first_order and name.startswith("grad ") and truth.switches:
                 findings += self.sums(case, name, got, want, used.floor[name])
         return findings + self._exact(case, run), profiles
+
+    def _value(self, case: Case, name: str, comparison: TensorComparison, truth: Truth) -> list[Finding]:
+        """The finding for values that are out, if nothing explains them."""
+        explained = self.another_algorithm(case, name, comparison.worst)
+        return [] if explained else [_wrong_value(case, name, comparison, truth)]
 
     def _compared(
         self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder
@@ -202,7 +204,10 @@ class Judge:
         return (~interval.at[label] & (apart <= allowed + 2 * interval.drift[label])).to(allowed)
 
     def _scale(self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth) -> list[Finding]:
-        """The finding for a tensor whose elements are all off by one factor, each by little beside its own rounding."""
+        """The finding for a tensor whose elements are all off by one factor, each by little beside its own rounding.
+
+        Another algorithm has errors of its own, and no factor that all elements share.
+        """
         normal = want.abs() >= torch.finfo(got.dtype).tiny  # below it a dtype has few digits, or none
         if name in truth.terms:  # what float64 leaves of terms that cancel has none either
             normal &= want.abs() > tolerance.ZERO * truth.terms[name]

@@ -233,19 +233,15 @@ class LaunchCount:
 
 
 @contextmanager
-def count_launches(*, blocks: bool = True) -> Iterator[LaunchCount]:
-    """Count kernel launches; those that `runtime.triton.launch.relaunch` makes past Triton are not counted.
-
-    `blocks`: whether to note their constants too, which takes 10 us a launch.
-    """
+def count_launches() -> Iterator[LaunchCount]:
+    """Count kernel launches; those that `runtime.triton.launch.relaunch` makes past Triton are not counted."""
     count = LaunchCount()
 
     def note(launch: KernelLaunch, proceed: Proceed) -> Any:
         if not launch.warmup:
             count.total += 1
             count.interpreted += launch.interpreted
-            if blocks:
-                count.blocks |= launch.blocks
+            count.blocks |= launch.blocks
         return proceed()
 
     with around_launches(note):

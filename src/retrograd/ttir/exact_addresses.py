@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,31 +31,18 @@ class _Definition:
     exact: Callable[..., Array]
 
 
-Note = Callable[[Operation, Sequence[int], int, Callable[..., Any]], None]
-
-
 class ExactAddresses:
-    """The arithmetic of a kernel that may lead to addresses.
+    """The arithmetic of a kernel that may lead to addresses; filled while the kernel is compiled."""
 
-    Args:
-        tell: calls a function with each operation of the kernel that has one result, with the slots of its operands,
-            that of its result, and what computes it; not before an address is asked for, which few launches do.
-    """
-
-    def __init__(self, tell: Callable[[Note], Any]) -> None:
-        self._tell = tell
+    def __init__(self) -> None:
+        self._definitions: dict[int, _Definition] = {}
         self._needed: dict[int, list[int]] = {}
 
-    @cached_property
-    def _definitions(self) -> dict[int, _Definition]:
-        definitions: dict[int, _Definition] = {}
-
-        def note(operation: Operation, operands: Sequence[int], result: int, compute: Callable[..., Any]) -> None:
-            if (exact := _exactly(operation, compute)) is not None:
-                definitions[result] = _Definition(operation, operands, exact)
-
-        self._tell(note)
-        return definitions
+    def note(self, operation: Operation, operands: Sequence[int], result: int, compute: Callable[..., Any]) -> None:
+        """Take in an operation with one result, if exact arithmetic goes through it."""
+        exact = _exactly(operation, compute)
+        if exact is not None:
+            self._definitions[result] = _Definition(operation, operands, exact)
 
     def of(self, slot: int, registers: Sequence[Any]) -> Array:
         """The exact value of a slot."""

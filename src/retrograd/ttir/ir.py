@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,13 +81,13 @@ class Operation:
     """
 
     name: str
-    operands: Sequence[SsaValue]
-    results: Sequence[SsaValue]
+    operands: list[SsaValue]
+    results: list[SsaValue]
     text: str
     location: str
     place_of: Callable[[str], SourcePlace]
-    regions: Sequence[OperationRegion] = ()
-    successors: Sequence[tuple[str, list[SsaValue]]] = ()
+    regions: list[OperationRegion] = field(default_factory=list)
+    successors: list[tuple[str, list[SsaValue]]] = field(default_factory=list)
 
     @property
     def place(self) -> SourcePlace:

@@ -7,7 +7,6 @@ result is called with the operands' arrays.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -157,11 +156,11 @@ def _like(condition: Array, a: Array, b: Array) -> Array:
 
 
 def _convert(compute: Callable[[Array, ElementType, ElementType], Array]) -> Callable[[Operation], Compute]:
-    @functools.cache  # hundreds of operations of a kernel are alike
-    def between(source: ElementType, target: ElementType) -> Compute:
+    def build(operation: Operation) -> Compute:
+        source, target = kind_of(operation, 0), kind_of(operation)
         return lambda values: compute(values, source, target)
 
-    return lambda operation: between(kind_of(operation, 0), kind_of(operation))
+    return build
 
 
 def _extend_signed(values: Array, source: ElementType, target: ElementType) -> Array:
@@ -240,12 +239,8 @@ def _addptr(operation: Operation) -> Compute:
     pointee = operation.operands[0].type.pointee
     if pointee is None:
         raise refused(operation)
-    return _moving(element_type(pointee.element).size, kind_of(operation, 1).name == "i64")
-
-
-@functools.cache
-def _moving(size: int, is_wide: bool) -> Compute:
-    if is_wide:
+    size = element_type(pointee.element).size
+    if kind_of(operation, 1).name == "i64":
         return lambda pointer, offset: pointer + offset * size
     return lambda pointer, offset: pointer + offset.astype(np.int64) * size
 
@@ -281,13 +276,8 @@ def _asm(operation: Operation) -> Compute:
 _ATTRIBUTE_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-def as_it_is(values: Array) -> Array:
-    """The operand itself."""
-    return values
-
-
 def _same(operation: Operation) -> Compute:
-    return as_it_is
+    return lambda values: values
 
 
 def _popcount(x: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.check.op_runner import same_bits
+from retrograd.check.op_runner import OpRun, same_bits
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -28,6 +28,12 @@ def _stale(context: StageContext, case: Case, name: str, out: CaseOutcome) -> No
         out.find("stale-input", message, case, changed)
 
 
+def overwritten(context: StageContext, case: Case, run: OpRun) -> list[str]:
+    """Names of the inputs that a run has left with other bits than they had."""
+    fresh = context.runner.inputs(case).items()
+    return [n for n, t in fresh if isinstance(t, torch.Tensor) and not same_bits(run.inputs[n].detach(), t)]
+
+
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """Compare every input and grad_out with its copy after a forward and backward."""
     out = CaseOutcome()
@@ -40,9 +46,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         if not case.layouts:
             raise
         return out  # it refuses these strides, which the layouts stage tells
-    for name, value in fresh.items():
-        if isinstance(value, torch.Tensor) and not same_bits(run.inputs[name].detach(), value):
-            out.find("input", f"input `{name}` was overwritten", case, name)
+    for name in overwritten(context, case, run):
+        out.find("input", f"input `{name}` was overwritten", case, name)
     for i, (g, copy) in enumerate(zip(gs, kept, strict=True)):
         if not same_bits(g, copy):
             out.find("grad_out", f"grad_out of output {i} was overwritten by the backward", case, "grad_out")

@@ -6,6 +6,7 @@ from retrograd.check import tolerance
 from retrograd.check.case_sharding import shard
 from retrograd.check.inputs import combinations, param_cases, torch_dtype
 from retrograd.check.levels import BUDGETS
+from retrograd.check.op_runner import OpRun
 from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import Results
 from retrograd.check.schema import Case
@@ -14,12 +15,12 @@ from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import compare
 
 
-def judged(context: StageContext, case: Case) -> CaseOutcome:
-    """Run the case once and compare all of it with the truth (shared by the stages that sweep cases).
+def judged(context: StageContext, case: Case, run: OpRun | None = None) -> CaseOutcome:
+    """Run the case once, unless it was, and compare all of it with the truth (shared by the stages that sweep cases).
 
     The ordinary case speaks for a sweep: at N=1 a norm's gradient is rounding alone, and no test has power.
     """
-    findings, profiles = context.judge.against_truth(case, context.runner.run(case))
+    findings, profiles = context.judge.against_truth(case, run or context.runner.run(case))
     power = context.oracle.truth(context.case or context.base).power
     return CaseOutcome(findings, profiles, [], power, f"relative error {power:.1e}")
 
