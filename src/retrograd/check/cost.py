@@ -53,8 +53,9 @@ def _elements_on(runner: OpRunner, case: Case, device: str) -> int:
     if runner.spec.reference is None:
         raise ValueError("there is no reference")
     inputs = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in runner.inputs(case).items()}
-    with torch.no_grad(), _Count() as count:
-        runner.reference(case).call(inputs)
+    reference = runner.reference(case)
+    with torch.no_grad(), reference.without_traces(), _Count() as count:
+        reference.call(inputs)
     return count.elements
 
 

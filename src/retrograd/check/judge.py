@@ -73,8 +73,9 @@ class Judge:
             if not case.values and not bool((want.abs() <= torch.finfo(got.dtype).max / 2).all()):
                 mask = self._undefined(case, name, got, want)
             if mask is not None:
-                got = torch.where(mask, want.to(got.dtype), got.detach())
-                want = torch.where(mask, got.double(), want)
+                got, want = _without(mask, got, want)
+            if bool((numberless := got.detach().isfinite() != want.isfinite()).any()):
+                got, want = _without(self._unsure(case, name, numberless, order), got, want)
             comparison, used = self._compared(case, name, got, want, truth, order)
             if comparison.wrong and self._by_luck(case, name, right, used):
                 continue
@@ -300,6 +301,20 @@ class Judge:
             )
         return mask
 
+    def _unsure(self, case: Case, name: str, numberless: torch.Tensor, order: DerivativeOrder) -> torch.Tensor:
+        """Where the op has a number and the reference none, or the other way round, and rounding decides which."""
+        mask = torch.zeros_like(numberless)
+        for runs in (self.oracle.noise_runs, *self.confirming):
+            mask = numberless & self.oracle.truth(case, runs, order).unsure(name)
+            if bool(mask[numberless].all()):
+                break
+        if count := int(mask.sum()):
+            self.remarks.append(
+                f"{count} elements of {name} not judged at {case.text() or 'the given inputs'}: one rounding of the "
+                "reference's own formula decides whether they are numbers"
+            )
+        return mask
+
     def noisy(self, case: Case) -> bool:
         """Whether the op differs from itself run to run on this case, once per verify; so it does if it says so."""
         if self._noisy is None:
@@ -351,6 +366,12 @@ class Judge:
 def _allowing(truth: Truth, name: str, left: torch.Tensor | None) -> Truth:
     """The truth with a wider floor of one tensor."""
     return truth if left is None else replace(truth, floor=truth.floor | {name: truth.floor[name] + left})
+
+
+def _without(mask: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both tensors, equal where the mask is true."""
+    got = torch.where(mask, want.to(got.dtype), got.detach())
+    return got, torch.where(mask, got.double(), want)
 
 
 def _missing_or_misshapen(case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None) -> list[Finding]:

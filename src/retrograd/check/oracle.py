@@ -37,13 +37,15 @@ from retrograd.errors import SpecError
 class Spread:
     """What random rounding changes, by name: `sigma` of each element, `scales` of whole tensors (from 1).
 
-    `sums` has the sigma of `kinks.sums`, `lost` where a number of float64 is none in any of the runs.
+    `sums` has the sigma of `kinks.sums`, `lost` where a number of float64 is none in any of the runs, `unsure` where
+    what is finite in float64 is not in some of them, or the other way round.
     """
 
     sigma: dict[str, torch.Tensor]
     scales: dict[str, float]
     sums: dict[str, torch.Tensor]
     lost: dict[str, torch.Tensor]
+    unsure: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ class Truth:
         difference.
         """
         return self._spread.lost[name]
+
+    def unsure(self, name: str) -> torch.Tensor:
+        """Where rounding decides whether a result of the reference is a number: the logarithm of 0 give or take."""
+        return self._spread.unsure[name]
 
     @cached_property
     def _spread(self) -> Spread:
@@ -231,6 +237,7 @@ class _Spreads:
         self._scales = dict.fromkeys(self._squares, 0.0)
         self._sums = {name: torch.zeros_like(t) for name, t in self._exact_sums.items()}
         self._lost = {name: t.isfinite() for name, t in self._exact.items()}
+        self._unsure = {name: torch.zeros_like(t, dtype=torch.bool) for name, t in self._exact.items()}
         self._known: dict[int, Spread] = {}
         self._done = 0
 
@@ -259,6 +266,7 @@ class _Spreads:
             {name: math.sqrt(total / count) for name, total in self._scales.items()},
             {name: (total / count).sqrt() for name, total in self._sums.items()},
             {name: lost & bool(runs) for name, lost in self._lost.items()},
+            {name: unsure.clone() for name, unsure in self._unsure.items()},
         )
 
     def _add_runs(self, runs: Results) -> None:
@@ -269,6 +277,7 @@ class _Spreads:
                 continue
             finite = t.isfinite()
             self._lost[name] &= ~finite.any(0)
+            self._unsure[name] |= (finite != want.isfinite()).any(0)
             self._squares[name] += (t.detach() - want).square_().nan_to_num_(0.0).sum(0)
             off = tolerance.scales(t.detach(), want) - 1
             self._scales[name] += float(off.square().nan_to_num_(0.0).sum())
@@ -321,8 +330,17 @@ class Oracle:
         return truth_of(reference, runs, order, known)
 
     def interval(self, case: Case, *, apart: bool = False) -> kinks.KinkInterval:
-        """The interval of right results at a case, and which elements are at a kink; `apart` as in `kinks.interval`."""
+        """The interval of right results at a case, and which elements are at a kink; `apart` as in `kinks.interval`.
+
+        NotApplicable where the reference refuses what rounding makes of the case, as where an index leaves its range.
+        """
         key = without_strides(case), apart
         if key not in self._intervals:
-            self._intervals[key] = kinks.interval(self.runner.reference(key[0]), self.truth(key[0]).terms, apart=apart)
+            reference, terms = self.runner.reference(key[0]), self.truth(key[0]).terms
+            try:
+                self._intervals[key] = kinks.interval(reference, terms, apart=apart)
+            except (SpecError, NotApplicable):
+                raise
+            except Exception as error:
+                raise NotApplicable.by(error, "the reference, rounded,") from error
         return self._intervals[key]

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
+from retrograd.check.callable_state import without_traces
 from retrograd.check.constraints import project
 from retrograd.check.last_run import LastRun
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
@@ -186,6 +187,11 @@ class Reference:
         assert self.spec.reference is not None
         return Outputs.of(self.spec.reference(*inputs.values(), **dict(self.case.params)), self.spec, "reference")
 
+    def without_traces(self) -> contextlib.AbstractContextManager[None]:
+        """Keep nothing of a call in what the reference is made of; entered before any mode."""
+        assert self.spec.reference is not None
+        return without_traces(self.spec.reference)
+
     def outputs(self, mode: Float64 | None = None) -> Outputs:
         """Outputs in float64; NotApplicable if the reference refuses the case."""
         inputs = self.inputs()
@@ -193,7 +199,7 @@ class Reference:
             if inexact(value):
                 inputs[name] = value.to(promoted(value.dtype, torch.float64))
         try:
-            with torch.no_grad(), mode or Float64():
+            with self.without_traces(), torch.no_grad(), mode or Float64():
                 return self.call(inputs)
         except (SpecError, UndecidedError):
             raise
@@ -205,7 +211,7 @@ class Reference:
         inputs = self.inputs()
         for name in make.differentiable(self.spec, inputs):
             inputs[name].requires_grad_()
-        with may_refuse():  # "not implemented for 'Half'"
+        with may_refuse(), self.without_traces():  # "not implemented for 'Half'"
             return self.call(inputs)
         return None
 
@@ -248,7 +254,7 @@ class Reference:
         # Fused attention hides its softmax from the mode, the composite form does not. The run in the op's own
         # precision keeps what PyTorch would choose: the fused form cancels differently (one key: dq is not quite 0).
         backend = contextlib.nullcontext() if mode is None else sdpa_kernel(SDPBackend.MATH)
-        with backend, mode or contextlib.nullcontext():
+        with self.without_traces(), backend, mode or contextlib.nullcontext():
             return ReferenceForward(mode, inputs, names, self.call(inputs))
 
     def results(

@@ -197,7 +197,7 @@ def _results(
             return reference.call({**inputs, **own}).inexact
 
     true = torch.ones(runs, dtype=torch.bool, device=reference.device)
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), mode:
+    with warnings.catch_warnings(), reference.without_traces(), sdpa_kernel(SDPBackend.MATH), mode:
         warnings.simplefilter("ignore")  # operators that vmap has to loop over
         outs = torch.vmap(forward)(batched, true)
         results = order(reference.case, reference.seed, outs, {n: batched[n] for n in names}, gs, runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.core.loading import near
@@ -25,7 +25,7 @@ def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
     every = load()
     ids = [s.id for s in every]
     for label, names in (("only", only), ("skip", skip)):
-        if isinstance(names, str):
+        if isinstance(names, str) or not isinstance(names, Iterable):
             raise UsageError(f"`{label}` is {names!r}, expected a sequence of stages such as ['oracle']")
         if unknown := [w for w in names if w not in ids]:
             close = near(unknown[0], ids)

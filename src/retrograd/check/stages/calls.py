@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from retrograd.check import tolerance
+from retrograd.check.callable_state import without_traces
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun
 from retrograd.check.outputs import Outputs, as_real
@@ -36,7 +37,7 @@ def _without_grad(context: StageContext, case: Case, alone: OpRun, out: CaseOutc
     }
     for label, mode in modes.items():
         try:
-            with mode():
+            with without_traces(context.spec.fn), mode():
                 results = _values(context.runner.call(case, context.runner.inputs(case)))
         except OpRaised as error:
             out.find("raises", f"{label} {error}", case)

@@ -15,6 +15,7 @@ from retrograd.check import extreme_values, kink_search, kinks, tolerance
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Truth
 from retrograd.check.own_mistakes import may_refuse
+from retrograd.check.reference import NotApplicable
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -39,7 +40,10 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         out.notes.append(f"no kinks are looked for among {elements} elements: take smaller inputs, or level full")
         return out
     for name in names:
-        _at_kinks_of(context, case.but(values=((name, extreme_values.KINK),)), plain, name, out)
+        try:
+            _at_kinks_of(context, case.but(values=((name, extreme_values.KINK),)), plain, name, out)
+        except NotApplicable as error:
+            out.notes.append(f"kinks in `{name}` are not judged at {plain.text() or 'the given inputs'}: {error}")
     return out
 
 
@@ -81,9 +85,10 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
 
 def _widest(context: StageContext, case: Case, name: str, moved: torch.Tensor) -> kinks.KinkInterval:
     """The interval in which kinks that meet may each be on another side."""
-    interval, reference = context.oracle.interval(case, apart=True), context.runner.reference(case)
+    interval = context.oracle.interval(case)
     with may_refuse():  # points beside the case
-        return kinks.with_corners(reference, name, moved, interval)
+        interval = context.oracle.interval(case, apart=True)
+        return kinks.with_corners(context.runner.reference(case), name, moved, interval)
     return interval
 
 

@@ -1,0 +1,95 @@
+"""State that a reference keeps from a run of the checker: put back, or the op, which may be the same module, fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import retrograd as rg
+from retrograd.check.callable_state import without_traces
+
+
+class _Moving(torch.nn.Module):
+    """Moves what it holds to where its input is, in each of the ways that libraries have."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.plain = torch.tensor([0.5, 1.5, 2.5])
+        self.register_buffer("buffer", torch.tensor([0.5, 1.5, 2.5]))
+        self.weight = torch.nn.Parameter(torch.tensor([0.5, 1.5, 2.5]), requires_grad=False)
+        self.cache: dict[str, torch.Tensor] = {}
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "attribute":
+            self.plain = self.plain.to(x.device, x.dtype)
+            return x * self.plain
+        if self.way == "buffer":
+            self.buffer = self.buffer.to(x.device, x.dtype)
+            return x * self.buffer
+        if self.way == "data":
+            self.weight.data = self.weight.data.to(x.dtype)
+            return x * self.weight.to(x.device)
+        if self.way == "list":
+            self.seen.append(x.detach() * 0)
+            return x * 2 + self.seen[-1] + (self.seen[0] if self.seen[0].shape == x.shape else 0)
+        if "factor" not in self.cache:
+            self.cache["factor"] = torch.full((3,), 2.0, device=x.device, dtype=x.dtype)
+        return x * self.cache["factor"]
+
+
+WAYS = ("attribute", "buffer", "data", "list", "cache")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_module_that_is_its_own_reference_is_left_alone(way):
+    module = _Moving(way)
+    spec = rg.op(module, module, dict(x=rg.tensor("N", 3)), name="moving")
+    report = rg.verify(spec, level="quick", only=["contract", "oracle", "shapes", "calls", "kinks", "higher_order"])
+    assert report.verdict == "proved", report.findings
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_run_on_meta_or_in_float64_left_is_put_back(way):
+    module = _Moving(way)
+    for x in (torch.ones(2, 3, device="meta"), torch.ones(2, 3, dtype=torch.float64)):
+        with without_traces(module):
+            module(x)
+        kept = [*module.cache.values(), *module.seen, module.plain, module.buffer, module.weight]
+        assert {(t.device.type, t.dtype) for t in kept} == {("cpu", torch.float32)}
+
+
+def test_variables_of_a_closure_and_globals_are_put_back():
+    scale = torch.tensor(2.0)
+
+    def call(x):
+        nonlocal scale
+        global _SCALE
+        scale, _SCALE = scale.to(x), _SCALE.to(x)
+        return x * scale * _SCALE
+
+    before = scale, _SCALE
+    for x in (torch.ones(2, device="meta"), torch.ones(2, dtype=torch.float64)):
+        with without_traces(call):
+            call(x)
+        assert (scale, _SCALE) == before
+    torch.vmap(call)(torch.ones(3, 2))  # vmap leaves a tensor of its own kind, which nobody else can use
+    with without_traces(call):
+        torch.vmap(call)(torch.ones(3, 2))
+    assert call(torch.ones(2)).tolist() == [6.0, 6.0]
+
+
+_SCALE = torch.tensor(3.0)
+
+
+def test_what_the_op_itself_keeps_is_still_found():
+    kept: list[torch.Tensor] = []
+
+    def op(x):
+        out = x * 2 + (kept[-1] if kept and kept[-1].shape == x.shape else 0)
+        kept[:] = [x.detach() * 0.5]
+        return out
+
+    spec = rg.op(op, lambda x: x * 2, dict(x=rg.tensor("N", 3)), name="keeps")
+    assert rg.verify(spec, level="quick", only=["state"]).verdict == "finding"
