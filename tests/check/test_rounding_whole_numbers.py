@@ -27,6 +27,18 @@ def test_floats_that_are_whole_stay_so() -> None:
         assert (where + 1).tolist() != [0.75, 1.5, 3.75]
 
 
+def test_remainders_powers_and_sums_of_whole_floats_are_whole() -> None:
+    with Float64(2.0**-8, 2.0**-8):
+        rows = torch.arange(6.0, dtype=torch.float64)
+        assert (rows % 4).tolist() == torch.fmod(rows, 4).tolist() == [0, 1, 2, 3, 0, 1]
+        assert (rows**2).tolist() == rows.square().tolist() == [0, 1, 4, 9, 16, 25]
+        assert rows.sum(-1, keepdim=True).tolist() == [15]
+        assert rows.cumsum(0).tolist() == [0, 1, 3, 6, 10, 15]
+        assert (rows**5).tolist() != [n**5 for n in range(6)]  # 3125 has more than 8 bits
+        assert (rows + 0.25).sum() != 16.5
+        assert (rows + 0.25).square().tolist() != [(n + 0.25) ** 2 for n in range(6)]
+
+
 def test_whole_numbers_beyond_what_a_float_holds_are_rounded() -> None:
     with Float64(2.0**-11, 2.0**-11):
         many = torch.full((64,), 4097.0, dtype=torch.float64)

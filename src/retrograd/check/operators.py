@@ -66,9 +66,9 @@ KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 OF_NAN = _names("abs amax amin where isnan isinf isfinite eq ne nan_to_num nansum")
 
 # Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
-WHOLE = {"add", "sub", "rsub", "mul"}
+WHOLE = {"add", "sub", "rsub", "mul", "square", "pow", "remainder", "fmod"}
 # And these in any order, where a float can hold as many of the largest as there are.
-WHOLE_SUMS = {"index_add", "scatter_add"}
+WHOLE_SUMS = {"index_add", "scatter_add", "sum", "cumsum"}
 
 # Told by an argument that they take the least or the largest of the numbers, these make no other.
 CHOOSING = {"segment_reduce", "scatter_reduce", "index_reduce"}

@@ -91,7 +91,8 @@ def _chooses(name: str, args: tuple[Any, ...]) -> bool:
 def _stays_whole(name: str, out: Any, args: tuple[Any, ...], unit: float) -> bool:
     """Whether these are sums or products of whole numbers that floats of this unit roundoff hold, in any order."""
     if name in WHOLE_SUMS:
-        terms = max(a.numel() for a in args if isinstance(a, torch.Tensor))
+        args = [a for a in args if isinstance(a, torch.Tensor)]  # others are dimensions
+        terms = max(a.numel() for a in args)
     elif name in WHOLE:
         terms = 1
     else:
