@@ -39,6 +39,16 @@ def test_remainders_powers_and_sums_of_whole_floats_are_whole() -> None:
         assert (rows + 0.25).square().tolist() != [(n + 0.25) ** 2 for n in range(6)]
 
 
+def test_what_is_made_in_the_default_dtype_is_as_wide_as_the_rest() -> None:
+    with Float64():
+        spectrum = torch.zeros(4)
+        spectrum[torch.tensor([1, 3])] = torch.tensor([0.1, 0.2], dtype=torch.float64)
+        made = torch.ones(2), torch.full((2,), 0.1), torch.eye(2), torch.linspace(0, 1, 3), torch.arange(0.5, 3)
+        assert {t.dtype for t in (spectrum, *made)} == {torch.float64}
+        assert torch.arange(3).dtype == torch.int64
+    assert spectrum.tolist() == [0, 0.1, 0, 0.2]
+
+
 def test_whole_numbers_beyond_what_a_float_holds_are_rounded() -> None:
     with Float64(2.0**-11, 2.0**-11):
         many = torch.full((64,), 4097.0, dtype=torch.float64)

@@ -70,6 +70,9 @@ WHOLE = {"add", "sub", "rsub", "mul", "square", "pow", "remainder", "fmod"}
 # And these in any order, where a float can hold as many of the largest as there are.
 WHOLE_SUMS = {"index_add", "scatter_add", "sum", "cumsum"}
 
+# These make floats of torch's default dtype where they are not told another. Random ones would draw other numbers.
+MAKING = {"arange", "empty", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor", "zeros"}
+
 # Told by an argument that they take the least or the largest of the numbers, these make no other.
 CHOOSING = {"segment_reduce", "scatter_reduce", "index_reduce"}
 # And these where their order, at this place among the arguments, is infinite or zero.

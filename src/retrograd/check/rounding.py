@@ -23,6 +23,7 @@ from retrograd.check.operators import (
     EXACT_RESULTS,
     EXTREMA,
     KEEPING,
+    MAKING,
     NORMS,
     OF_NAN,
     PRODUCTS,
@@ -91,7 +92,7 @@ def _chooses(name: str, args: tuple[Any, ...]) -> bool:
 def _stays_whole(name: str, out: Any, args: tuple[Any, ...], unit: float) -> bool:
     """Whether these are sums or products of whole numbers that floats of this unit roundoff hold, in any order."""
     if name in WHOLE_SUMS:
-        args = [a for a in args if isinstance(a, torch.Tensor)]  # others are dimensions
+        args = tuple(a for a in args if isinstance(a, torch.Tensor))  # others are dimensions
         terms = max(a.numel() for a in args)
     elif name in WHOLE:
         terms = 1
@@ -276,6 +277,8 @@ class Float64(UnwrappedMode):
                 *own, *(self._of_another_run(a) if isinstance(a, torch.Tensor) else a for a in args[len(own) :])
             ]  # fmt: skip
         out, args, kwargs = _run_lifted(func, args, kwargs)
+        if name in MAKING and out.dtype in _LIFTED:  # a dtype that is named has been lifted already
+            out = func(*args, **kwargs | {"dtype": _LIFTED[out.dtype]})
         if not self.unit and isinstance(out, torch.Tensor):
             self.elements += out.numel()
         if self.track and not self.unit and (self._every or name in ADDING):
