@@ -8,44 +8,20 @@ Per JAX program three pairs: HLO, optimised HLO, StableHLO; per torch program Dy
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
+from graph_trust_pairs import Options, Pair, Texts, main
 
 # How a training step of the JAX model may be varied; the base is all defaults.
-BASE: dict[str, Any] = {
+BASE: Options = {
     "rate": 0.05, "decay": 0.99, "eps": 1e-6, "layers": 3, "width": 16, "batch": 8, "dtype": "float32", "act": "tanh",
     "clip": 1.0, "norm": True, "remat": False, "scan": False, "donate": (), "extra": False, "order": False,
     "unroll": 1, "label": 0.0,
 }  # fmt: skip
-JAX_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "rms eps": ({}, {"eps": 1e-3}, r"1e-0?6 -> 0\.001"),
-    "decay of momentum": ({}, {"decay": 0.9}, r"0\.99 -> 0\.9"),
-    "rate": ({}, {"rate": 0.25}, r"-?0\.05 -> -?0\.25"),
-    "activation": ({}, {"act": "gelu"}, r"tanh|parameter_insert"),
-    "sin for cos": ({"act": "sin"}, {"act": "cos"}, r"sine|cosine"),
-    "batch": ({}, {"batch": 12}, r"\[8,16\] -> f32\[12,16\]"),
-    "weights in bf16": ({}, {"dtype": "bfloat16"}, r"f32\[16,16\] -> bf16"),
-    "clipping of gradients": ({}, {"clip": 0.5}, r"1 -> 0\.5"),
-    "no clipping": ({}, {"clip": None}, r"- "),
-    "no norm": ({}, {"norm": False}, r"- .*rsqrt|- "),
-    "one layer more": ({}, {"layers": 4}, r"\+ .*parameter"),
-    "donation": ({}, {"donate": (0,)}, r"donation of argument"),
-    "metric returned": ({}, {"extra": True}, r"\+ output"),
-    "scan length": ({"scan": True}, {"scan": True, "layers": 5}, r"3 -> 5 steps"),
-    "remat in scan": ({"scan": True}, {"scan": True, "remat": True}, r"remat"),
-    "rate beside a scan": ({"scan": True}, {"scan": True, "rate": 0.25}, r"-?0\.05 -> -?0\.25"),
-    "eps in a scan": ({"scan": True}, {"scan": True, "eps": 1e-3}, r"1e-0?6 -> 0\.001"),
-    "activation in a scan": ({"scan": True, "act": "sin"}, {"scan": True, "act": "cos"}, r"sine|cosine"),
-    "label smoothing": ({"label": 0.1}, {"label": 0.2}, r"0\.9 -> 0\.8"),
-}
 
 
 def step(params: Any, state: Any, x: jax.Array, y: jax.Array, o: dict[str, Any]) -> Any:
@@ -80,7 +56,7 @@ def step(params: Any, state: Any, x: jax.Array, y: jax.Array, o: dict[str, Any])
     return (params, state, value, jnp.max(jnp.abs(x))) if o["extra"] else (params, state, value)
 
 
-def lowered(options: dict[str, Any]) -> dict[str, str]:
+def lowered(options: Options) -> Texts:
     """The three texts of a variant."""
     o = BASE | options
     dtype, width, layers = jnp.dtype(o["dtype"]), o["width"], o["layers"]
@@ -119,62 +95,58 @@ def noise(x: torch.Tensor, w: torch.Tensor, rate: float, twice: bool) -> torch.T
     return torch.nn.functional.dropout(x @ w, rate, True)
 
 
-TORCH_PAIRS: dict[str, tuple[Callable, Callable, str]] = {
-    "scale of attention": (partial(attention, scale=0.25, causal=True), partial(attention, scale=0.5, causal=True),
-                           r"0\.25.*0\.5"),
-    "causal mask": (partial(attention, scale=0.25, causal=True), partial(attention, scale=0.25, causal=False),
-                    r"triu|masked_fill"),
-    "inference block": (partial(in_mode, mode=torch.no_grad), partial(in_mode, mode=torch.enable_grad), r"grad"),
-    "autocast dtype": (
-        partial(in_mode, mode=partial(torch.autocast, "cpu", torch.bfloat16)),
-        partial(in_mode, mode=partial(torch.autocast, "cpu", torch.float16)), r"bfloat16.*float16"),
-    "factor of mul_": (partial(buffers, beta=0.5, inplace=True), partial(buffers, beta=0.75, inplace=True),
-                       r"0\.5.*0\.75"),
-    "row read by setitem": (partial(buffers, beta=0.5, inplace=True), partial(buffers, beta=0.5, inplace=False),
-                            r"1.*2"),
-    "dropout rate": (partial(noise, rate=0.1, twice=False), partial(noise, rate=0.3, twice=False), r"0\.1.*0\.3"),
-    "one draw more": (partial(noise, rate=0.1, twice=False), partial(noise, rate=0.1, twice=True), r"\+ torch\.rand"),
-}  # fmt: skip
-
-
-def dynamo(function: Callable) -> str:
-    """The text of Dynamo's graph."""
-    texts: list[str] = []
+def dynamo(o: Options) -> Texts:
+    """The text of Dynamo's graph of a function with its arguments beside tensors."""
+    arguments, texts = dict(o), Texts()
+    function = partial(arguments.pop("function"), **arguments)
 
     def keep(module: Any, inputs: Any) -> Any:
-        texts.append(module.print_readable(print_output=False))
+        texts["dynamo"] = module.print_readable(print_output=False)
         return module.forward
 
     torch._dynamo.reset()
     torch.compile(function, backend=keep)(torch.ones(6, 8), torch.ones(8, 24))
-    return texts[0]
+    return texts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    table: list[str] = []
-
-    def pair(name: str, a: str, b: str, suffix: str, cause: str) -> None:
-        stem = name.replace(" ", "_").replace(",", "")
-        for side, text in (("a", a), ("b", b)):
-            (folder / f"{stem}.{side}.{suffix}").write_text(text)
-        files = f'a = "{stem}.a.{suffix}"\nb = "{stem}.b.{suffix}"'
-        table.append(f"[[pair]]\nname = {json.dumps(name)}\n{files}\nverdict = \"different\"\ncause = '{cause}'\n")
-
-    known: dict[str, dict[str, str]] = {}
-    for name, (a, b, cause) in JAX_PAIRS.items():
-        for options in (a, b):
-            if str(options) not in known:
-                known[str(options)] = lowered(options)
-        for suffix in ("hlo.txt", "opt.txt", "shlo.mlir"):
-            pair(f"{name}, {suffix}", known[str(a)][suffix], known[str(b)][suffix], suffix, cause)
-    for name, (a, b, cause) in TORCH_PAIRS.items():
-        pair(name, dynamo(a), dynamo(b), "txt", cause)
-    (folder / "pairs.toml").write_text("\n".join(table))
+JAX_PAIRS: list[Pair] = [
+    ("rms eps", lowered, {}, {"eps": 1e-3}, r"1e-0?6 -> 0\.001"),
+    ("decay of momentum", lowered, {}, {"decay": 0.9}, r"0\.99 -> 0\.9"),
+    ("rate", lowered, {}, {"rate": 0.25}, r"-?0\.05 -> -?0\.25"),
+    ("activation", lowered, {}, {"act": "gelu"}, r"tanh|parameter_insert"),
+    ("sin for cos", lowered, {"act": "sin"}, {"act": "cos"}, r"sine|cosine"),
+    ("batch", lowered, {}, {"batch": 12}, r"\[8,16\] -> f32\[12,16\]"),
+    ("weights in bf16", lowered, {}, {"dtype": "bfloat16"}, r"f32\[16,16\] -> bf16"),
+    ("clipping of gradients", lowered, {}, {"clip": 0.5}, r"1 -> 0\.5"),
+    ("no clipping", lowered, {}, {"clip": None}, r"- "),
+    ("no norm", lowered, {}, {"norm": False}, r"- .*rsqrt|- "),
+    ("one layer more", lowered, {}, {"layers": 4}, r"\+ .*parameter"),
+    ("donation", lowered, {}, {"donate": (0,)}, r"donation of argument"),
+    ("metric returned", lowered, {}, {"extra": True}, r"\+ output"),
+    ("scan length", lowered, {"scan": True}, {"scan": True, "layers": 5}, r"3 -> 5 steps"),
+    ("remat in scan", lowered, {"scan": True}, {"scan": True, "remat": True}, r"remat"),
+    ("rate beside a scan", lowered, {"scan": True}, {"scan": True, "rate": 0.25}, r"-?0\.05 -> -?0\.25"),
+    ("eps in a scan", lowered, {"scan": True}, {"scan": True, "eps": 1e-3}, r"1e-0?6 -> 0\.001"),
+    ("activation in a scan", lowered, {"scan": True, "act": "sin"}, {"scan": True, "act": "cos"}, r"sine|cosine"),
+    ("label smoothing", lowered, {"label": 0.1}, {"label": 0.2}, r"0\.9 -> 0\.8"),
+]
+scaled = {"function": attention, "scale": 0.25, "causal": True}
+moded = {"function": in_mode, "mode": torch.no_grad}
+halved = {"function": in_mode, "mode": partial(torch.autocast, "cpu", torch.bfloat16)}
+written = {"function": buffers, "beta": 0.5, "inplace": True}
+drawn = {"function": noise, "rate": 0.1, "twice": False}
+TORCH_PAIRS: list[Pair] = [
+    ("scale of attention", dynamo, scaled, scaled | {"scale": 0.5}, r"0\.25.*0\.5"),
+    ("causal mask", dynamo, scaled, scaled | {"causal": False}, r"triu|masked_fill"),
+    ("inference block", dynamo, moded, moded | {"mode": torch.enable_grad}, r"grad"),
+    ("autocast dtype", dynamo, halved, halved | {"mode": partial(torch.autocast, "cpu", torch.float16)},
+     r"bfloat16.*float16"),
+    ("factor of mul_", dynamo, written, written | {"beta": 0.75}, r"0\.5.*0\.75"),
+    ("row read by setitem", dynamo, written, written | {"inplace": False}, r"1.*2"),
+    ("dropout rate", dynamo, drawn, drawn | {"rate": 0.3}, r"0\.1.*0\.3"),
+    ("one draw more", dynamo, drawn, drawn | {"twice": True}, r"\+ torch\.rand"),
+]  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"programs": JAX_PAIRS + TORCH_PAIRS})

@@ -135,7 +135,8 @@ ADDED = {
         "uncompared",
     },
     "Diff": {"passes", "unknown"},
-    "Provenance": {"births", "rank", "ranks"},
+    "Provenance": {"births", "owner", "rank", "ranks"},
+    "Listing": {"owner"},
     "Log": {"group"},
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,15 @@ def test_a_program_that_cannot_be_started():
     command = [sys.executable, "-m", "retrograd", "fsdp", "check", "--", "no-such-program"]
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (found.returncode, "'no-such-program' cannot be started" in found.stderr) == (2, True)
+
+
+def test_the_page_names_lines_of_the_job_as_they_are():
+    page = (Path(__file__).parents[2] / "docs" / "fsdp-failures.md").read_text()
+    source = [line.strip() for line in JOB.read_text().splitlines()]
+    at = {
+        (kind, source[int(line) - 1])
+        for kind, line in re.findall(r"([\w-]+) of [^;:]* at tests/fsdp/job\.py:(\d+)", page)
+    }
+    assert at == {("all-gather", "loss = model(x, order).sum()"), ("reduce-scatter", "loss.backward()")}
+    hanging = {source[int(line) - 1] for line in re.findall(r"(?<![/_])job\.py:(\d+)", page)}
+    assert hanging == {"time.sleep(600)", "loss.backward()"}

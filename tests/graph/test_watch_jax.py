@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -86,3 +87,34 @@ def test_a_real_run():
     # A process of its own: JAX's settings and threads are not for the other tests.
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
+
+
+UNMARKED = """
+import jax, jax.numpy as jnp, retrograd.graph
+double = jax.jit(lambda x: x * 2.0)
+for n in (3, 3, 4):
+    double(jnp.ones(n))
+    {mark}
+"""
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+@pytest.mark.parametrize(("mark", "steps"), [("pass", [0, 0]), ("retrograd.graph.step()", [0, 2])])
+def test_that_calls_cannot_be_counted_is_said(tmp_path, mark, steps):
+    (tmp_path / "train.py").write_text(UNMARKED.format(mark=mark))
+    command = [
+        sys.executable,
+        "-m",
+        "retrograd",
+        "graph",
+        "watch",
+        "--json",
+        "--",
+        "python",
+        str(tmp_path / "train.py"),
+    ]
+    [report] = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    assert [graph["step"] for graph in report["graphs"]] == steps
+    assert report["notes"][0].startswith(
+        "JAX tells nobody" if mark == "pass" else "each call of retrograd.graph.step()"
+    )

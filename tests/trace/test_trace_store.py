@@ -44,7 +44,7 @@ def test_what_goes_in_comes_out_and_equal_traces_make_equal_files(file, tmp_path
     assert load(file) == TRACE
     save(TRACE, tmp_path / "b.jsonl.gz")
     assert (tmp_path / "b.jsonl.gz").read_bytes() == file.read_bytes()
-    assert json.loads(lines(file)[0])["schema"] == 3
+    assert json.loads(lines(file)[0])["schema"] == 4
     assert b"Infinity" not in b"".join(lines(file))
 
 
@@ -86,8 +86,8 @@ DAMAGES = {
     "foreign": (lambda found: [b'{"format": "other"}\n'], "first line does not say 'retrograd.trace'"),
     "exponents": (lambda found: [line.replace(b"[-3,[1,0],", b"[-3,[1],") for line in found], "more of one sign"),
     "exponent": (lambda found: [line.replace(b"[-3,[1,0],", b"[0.5,[1,0],") for line in found], "expected a whole number"),
-    "older": (lambda found: [found[0].replace(b'"schema":3', b'"schema":2')], "version 2, this retrograd reads 3; record"),
-    "version": (lambda found: [found[0].replace(b'"schema":3', b'"schema":9')], "has version 9, this retrograd reads 3"),
+    "older": (lambda found: [found[0].replace(b'"schema":4', b'"schema":2')], "version 2, this retrograd reads 4; record"),
+    "version": (lambda found: [found[0].replace(b'"schema":4', b'"schema":9')], "has version 9, this retrograd reads 4"),
     "empty": (lambda found: [], "is empty"),
 }  # fmt: skip
 

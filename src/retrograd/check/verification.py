@@ -237,7 +237,7 @@ class Verification:
         if stage.needs_reference and (doubt := self._random_doubt(dtype)):
             progress.outcome = CaseOutcome(power=None, power_text="", undecided=[doubt])
             return
-        with count_launches() as count:
+        with count_launches(blocks=False) as count:
             self.launch_counts.append(count)
             self._run_cases(stage, context, progress, portion)
         outcome = progress.outcome

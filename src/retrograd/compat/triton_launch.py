@@ -233,15 +233,19 @@ class LaunchCount:
 
 
 @contextmanager
-def count_launches() -> Iterator[LaunchCount]:
-    """Count kernel launches; those that `runtime.triton.launch.relaunch` makes past Triton are not counted."""
+def count_launches(*, blocks: bool = True) -> Iterator[LaunchCount]:
+    """Count kernel launches; those that `runtime.triton.launch.relaunch` makes past Triton are not counted.
+
+    `blocks`: whether to note their constants too, which takes 10 us a launch.
+    """
     count = LaunchCount()
 
     def note(launch: KernelLaunch, proceed: Proceed) -> Any:
         if not launch.warmup:
             count.total += 1
             count.interpreted += launch.interpreted
-            count.blocks |= launch.blocks
+            if blocks:
+                count.blocks |= launch.blocks
         return proceed()
 
     with around_launches(note):

@@ -14,7 +14,7 @@ from retrograd.trace.diffing.identity import base_name
 from retrograd.trace.filters import Listing
 from retrograd.trace.nan_provenance import Birth, Provenance
 from retrograd.trace.nan_reasons import NORMAL, magnitudes, spread
-from retrograd.trace.schema import Exponents, Op, Stats
+from retrograd.trace.schema import MODULE, Exponents, Op, Stats
 
 _KINDS = {"nan": "NaN", "inf": "Inf", "": ""}
 _TONES: dict[int, doc.Tone] = {0: "proved", 1: "finding"}
@@ -70,7 +70,7 @@ def verdict(record: Provenance) -> str:
         return f"no NaN and no Inf in {count(record.total, 'operator')} of {count(record.steps, 'step')}"
     of = f" on rank {record.rank}" if len(record.ranks) > 1 else ""
     value = f"{_bad_value(record)} in step {op.step}{of}"
-    name = f"{op.name}{f' in module {op.module}' if op.module else ''}"
+    name = f"{op.name}{f' in {op.belonging}' if op.belonging else ''}"
     if record.origin == "made":
         return f"{value}, made in the {op.phase} by {name}" if op.phase != "other" else f"{value}, made by {name}"
     if record.origin == "received":
@@ -102,7 +102,7 @@ def provenance_facts(record: Provenance) -> list[tuple[str, str]]:
 
 def _birth(birth: Birth) -> str:
     op = birth.op
-    where = f"{op.name}{f' in module {op.module}' if op.module else ''}{f' ({op.place})' if op.place else ''}"
+    where = f"{op.name}{f' in {op.belonging}' if op.belonging else ''}{f' ({op.place})' if op.place else ''}"
     often = f"{count(birth.count, 'time')} in {count(birth.steps, 'step')}, first in {op.step}"
     why = "GradScaler's own overflow" if birth.scaled else birth.reason
     return f"{where}: {often}{f'; {why}' if why else ''}"
@@ -181,7 +181,8 @@ def _row(op: Op) -> tuple[str, ...]:
         shape = f"{stats.dtype}{list(stats.shape)}{more}"
         rms = "" if stats.rms is None else f"{stats.rms:.4g}"
         numbers = shape, spread(stats), magnitudes(stats), rms, str(stats.nan or ""), str(stats.inf or "")
-    return str(op.index), str(op.step), op.phase, op.name, f"{op.module} {op.node}".strip(), op.place, *numbers
+    module = op.module or (f"({'root' if op.owner == MODULE else op.owner})" if op.owner else "")
+    return str(op.index), str(op.step), op.phase, op.name, f"{module} {op.node}".strip(), op.place, *numbers
 
 
 def exponent_axis(results: Sequence[Stats | None]) -> tuple[int, int] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,9 @@ from retrograd.compat.torch_dispatch import implements_operators
 from retrograd.compat.torch_tensors import sparse_values
 from retrograd.trace import kernel_launches
 from retrograd.trace.compiled_regions import BACKWARD_RAN, FORWARD_CODE_RAN, CompiledRegions
-from retrograd.trace.operator_schemas import Attributes, Operator, attributes_text, tensors_in
+from retrograd.trace.operator_owners import ReducedGradients, owner
+from retrograd.trace.operator_schemas import attributes_text, tensors_in
+from retrograd.trace.pending_op import PendingOp
 from retrograd.trace.schema import BACKWARD, FORWARD, OTHER, Op
 from retrograd.trace.source_lines import Line, SourceLocator
 from retrograd.trace.statistics.collector import StatisticsCollector
@@ -23,25 +24,6 @@ from retrograd.trace.value_ids import Value, ValueTable
 
 ACCUMULATION = "AccumulateGrad"  # the node that adds to the gradient of a parameter
 _MAX_NODES = 500_000  # remembered of graphs that are kept over steps
-
-
-@dataclass(slots=True, eq=False)
-class PendingOp:
-    """An operator whose statistics are not read yet; fields as in `Op`."""
-
-    operator: Operator
-    step: int
-    phase: str = OTHER
-    module: str = ""
-    node: str = ""
-    line: Line | None = None
-    inside: Line | None = None
-    attributes: Attributes = ()
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-    input_tensors: list[torch.Tensor] = field(default_factory=list)  # for a breakpoint; else empty
-    kernels: list[str] = field(default_factory=list)
-    in_generated_code: bool = False
 
 
 class Observer:
@@ -69,11 +51,12 @@ class Observer:
         self.statistics = StatisticsCollector(immediate, level == "full")
         self._compiled, self._keep_inputs, self._unrecorded = compiled, immediate, unrecorded
         self._forward: dict[
-            int, tuple[Line | None, str]
+            int, tuple[Line | None, str | None]
         ] = {}  # number of an autograd node -> line and module of its forward
-        self._made_at: dict[int, tuple[Line, str]] = {}  # by the number of a value that a backward made
+        self._made_at: dict[int, tuple[Line, str | None]] = {}  # by the number of a value that a backward made
         # Where gradients were put, by place in memory: DDP's buckets, from which others take them out again.
-        self._accumulated_at: dict[tuple[Any, ...], tuple[Line, str]] = {}
+        self._accumulated_at: dict[tuple[Any, ...], tuple[Line, str | None]] = {}
+        self._reduced = ReducedGradients()
         self._thread = threading.get_ident()
 
     # An observer with a buffer of its own (the tape's) overrides these.
@@ -108,16 +91,17 @@ class Observer:
         inputs, outputs, operator = pending.inputs, pending.outputs, pending.operator
         if pending.phase == BACKWARD:
             self._locate_gradient(pending)
+        belongs = owner(pending, self._reduced)
         place, code = self.locator.text(pending.line)
         if operator.is_launch:
             inputs, outputs = kernel_launches.inputs_and_outputs(inputs, outputs)
         inside = ": ".join(filter(None, self.locator.text(pending.inside))) if pending.inside else ""
         # By position and without loops of Python: a step makes thousands.
         return Op(
-            index, pending.step, pending.phase, operator.name, pending.module, pending.node, place, code,
+            index, pending.step, pending.phase, operator.name, pending.module or "", pending.node, place, code,
             attributes_text(pending.attributes) if pending.attributes else "",
             tuple([v._stats or v.stats() for v in inputs]), tuple([v._stats or v.stats() for v in outputs]),
-            operator.random, tuple(pending.kernels), inside,
+            operator.random, tuple(pending.kernels), inside, belongs,
         )  # fmt: skip
 
     def _locate_gradient(self, pending: PendingOp) -> None:
@@ -126,8 +110,9 @@ class Observer:
             known = [self._made_at.get(value.number) for value in pending.inputs]
             if not pending.node:
                 known = [self._accumulated_at.get(value.place) for value in pending.outputs] + known
-            line, module = next(filter(None, known), (None, ""))
-            pending.line, pending.module = line or pending.line, pending.module or module
+            line, module = next(filter(None, known), (None, None))
+            pending.line = line or pending.line
+            pending.module = module if pending.module is None else pending.module
         if pending.line is not None:
             where = pending.line, pending.module
             self._made_at.update((value.number, where) for value in pending.outputs)
@@ -252,21 +237,22 @@ class Observer:
             self.locator.has_new_root = False
             self.values.refresh_names()
         if not in_backward():
-            pending.line, pending.module = line, module or ""
+            pending.line, pending.module, pending.optimizing = line, module, self.optimizing
             if module is not None and not self.optimizing:
                 pending.phase = FORWARD
             # The node of this operator has just been made: autograd stands above the mode.
-            self._forward.setdefault(last_node_number(), (line, module or ""))
+            self._forward.setdefault(last_node_number(), (line, module))
             return
         pending.phase = BACKWARD
         if (running := running_node()) is not None:
             pending.node, number, node = running
-            pending.line, pending.module = self._forward.get(number, (None, ""))
+            pending.line, pending.module = self._forward.get(number, (None, None))
             if pending.node.startswith("CompiledFunction"):
                 self._compiled.notice(BACKWARD_RAN)
             variable = getattr(node, "variable", None)
             if variable is not None:
-                pending.module = self.values.value_of(variable).name.rpartition(".")[0]
+                name = self.values.value_of(variable).name
+                pending.module = name.rpartition(".")[0] if name else None
         if module is not None:  # a forward computed again, by checkpointing
             pending.line, pending.module = line, module
         else:

@@ -58,7 +58,7 @@ def _spread(origin: int, bad: dict[int, Provenance]) -> list[str]:
         if rank == origin or op is None:
             continue
         if answer.origin == RECEIVED:
-            module = f" in module {op.module}" if op.module else ""
+            module = f" in {op.belonging}" if op.belonging else ""
             notes.append(f"rank {rank} received it in step {op.step} by {op.name}{module}")
         else:
             notes.append(

@@ -26,8 +26,9 @@ from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiled_regions, kernel_launches, store, tape
 from retrograd.trace.gradient_scaling import updates_scale
 from retrograd.trace.nan_breakpoint import InfinityMasks, Stop, open_debugger, stop_kinds
-from retrograd.trace.observer import Observer, PendingOp, is_wrapper_subclass
+from retrograd.trace.observer import Observer, is_wrapper_subclass
 from retrograd.trace.operator_schemas import Operator, tensors_in
+from retrograd.trace.pending_op import PendingOp
 from retrograd.trace.schema import OTHER, Trace
 
 ENGINES = ("auto", "tape", "python")

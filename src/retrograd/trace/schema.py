@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SCHEMA = 3  # 1 had no exponents, 2 another digest
+SCHEMA = 4  # 1 had no exponents, 2 another digest, 3 no owners
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 NOT_SEEN = "not seen"  # how `Trace.meta["compiled"]` begins where compiled code ran, whose operators are not all there
 PHASES = (FORWARD, BACKWARD, OTHER)
+# What an operator belongs to, of which `Op.owner` is one, the third and fourth with " of <module>" or " of <a> to <b>".
+MODULE, OPTIMIZER, REDUCTION, GATHER = "module", "optimizer", "gradient reduction", "parameter gather"
+SCALER, CALLBACK, PROGRAM = "gradient scaler", "backward callback", "program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,8 @@ class Op:
         step: number of the step it belongs to.
         phase: "forward", "backward" or "other" (optimizer, data, anything outside both).
         name: the operator with its overload, "aten.mm.default", or a kernel of ours, "retrograd::rms_norm_fwd".
-        module: path of the innermost module whose forward it belongs to ("blocks.0.mlp"; "" is the model itself or
-            none); in a backward the module whose forward made the autograd node.
+        module: path of the innermost module whose forward it belongs to ("blocks.0.mlp"; "" is the model itself where
+            `owner` is "module", else none); in a backward the module whose forward made the autograd node.
         node: name of the autograd node, "MmBackward0"; "" in a forward.
         place: "file.py:12", the innermost line outside of torch and retrograd that asked for it; in a backward the line
             of the forward.
@@ -108,6 +111,10 @@ class Op:
         random: whether it draws from a generator.
         kernels: the Triton kernels it launched, by name, as far as they are seen.
         inside: "file.py:12: code" of the line in a custom backward or hook that asked for it; "" elsewhere.
+        owner: what it belongs to: "module", "optimizer", "gradient scaler", "gradient reduction of blocks.0 to
+            blocks.3" (the modules whose gradients are in the bucket), "parameter gather of blocks.1", "backward
+            callback" (what autograd's engine calls when nodes have run) or "program" (a line outside of every module,
+            `place`); "" where that is unknown, as in files of schema 3.
     """
 
     index: int
@@ -124,6 +131,16 @@ class Op:
     random: bool = False
     kernels: tuple[str, ...] = ()
     inside: str = ""
+    owner: str = ""
+
+    @property
+    def belonging(self) -> str:
+        """Where it belongs, in words after "in": "module blocks.0", "the model itself", "the optimizer"; or ""."""
+        if self.module:
+            return f"module {self.module}"
+        if self.owner in ("", PROGRAM):
+            return ""
+        return "the model itself" if self.owner == MODULE else f"the {self.owner}"
 
 
 @dataclass(slots=True)

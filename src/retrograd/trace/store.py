@@ -33,7 +33,8 @@ _STATS = tuple(field.name for field in fields(Stats))
 _EXPONENTS = tuple(field.name for field in fields(Exponents))
 _FLOATS = ("low", "high", "rms")
 _WORDS = ("dtype", "device", "name")
-_TEXTS = ("phase", "name", "module", "node", "place", "code", "arguments", "inside")
+_TEXTS = ("phase", "name", "module", "node", "place", "code", "arguments", "inside", "owner")
+_READ = (3, SCHEMA)  # in files of 3 operators have no owner
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -199,7 +200,7 @@ class _Reader:
         self.name, self.partial = name, partial
         self.strings: list[str] = []
         self.tensors: list[Stats] = []
-        self.ended = False
+        self.schema, self.ended = SCHEMA, False
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> Trace:
         trace, number = None, 0
@@ -225,11 +226,12 @@ class _Reader:
     def _begin(self, head: Any) -> Trace:
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise TraceError(f"{self.name!r} is no trace: its first line does not say {FORMAT!r}")
-        if head["schema"] != SCHEMA:
+        if head["schema"] not in _READ:
             raise TraceError(
                 f"{self.name!r} has version {head['schema']!r}, this retrograd reads {SCHEMA}; record it again, or "
                 "read it with the retrograd that wrote it"
             )
+        self.schema = _number(head["schema"])
         return Trace(level=_text(head["level"]), rank=_number(head["rank"]))
 
     def _take(self, trace: Trace, value: Any) -> None:
@@ -255,7 +257,7 @@ class _Reader:
 
     def _op(self, row: list[Any]) -> Op:
         index, step, *texts, inputs, outputs, random, kernels = row
-        fields = dict(zip(_TEXTS, map(self._string, texts), strict=True))
+        fields = dict(zip(_TEXTS[: len(_TEXTS) - (self.schema < SCHEMA)], map(self._string, texts), strict=True))
         if fields["phase"] not in PHASES:
             raise ValueError(f"phase {fields['phase']!r}")
         stats = [tuple(self.tensors[_number(k)] for k in side) for side in (inputs, outputs)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,18 +32,31 @@ class _Definition:
     exact: Callable[..., Array]
 
 
-class ExactAddresses:
-    """The arithmetic of a kernel that may lead to addresses; filled while the kernel is compiled."""
+Note = Callable[[Operation, Sequence[int], int, Callable[..., Any]], None]
 
-    def __init__(self) -> None:
-        self._definitions: dict[int, _Definition] = {}
+
+class ExactAddresses:
+    """The arithmetic of a kernel that may lead to addresses.
+
+    Args:
+        tell: calls a function with each operation of the kernel that has one result, with the slots of its operands,
+            that of its result, and what computes it; not before an address is asked for, which few launches do.
+    """
+
+    def __init__(self, tell: Callable[[Note], Any]) -> None:
+        self._tell = tell
         self._needed: dict[int, list[int]] = {}
 
-    def note(self, operation: Operation, operands: Sequence[int], result: int, compute: Callable[..., Any]) -> None:
-        """Take in an operation with one result, if exact arithmetic goes through it."""
-        exact = _exactly(operation, compute)
-        if exact is not None:
-            self._definitions[result] = _Definition(operation, operands, exact)
+    @cached_property
+    def _definitions(self) -> dict[int, _Definition]:
+        definitions: dict[int, _Definition] = {}
+
+        def note(operation: Operation, operands: Sequence[int], result: int, compute: Callable[..., Any]) -> None:
+            if (exact := _exactly(operation, compute)) is not None:
+                definitions[result] = _Definition(operation, operands, exact)
+
+        self._tell(note)
+        return definitions
 
     def of(self, slot: int, registers: Sequence[Any]) -> Array:
         """The exact value of a slot."""

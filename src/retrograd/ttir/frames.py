@@ -155,7 +155,7 @@ class LaunchState:
             )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Step:
     """One operation of a block.
 
@@ -170,7 +170,7 @@ class Step:
     access: MemoryAccess | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Code:
     """A block, compiled.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,13 +81,13 @@ class Operation:
     """
 
     name: str
-    operands: list[SsaValue]
-    results: list[SsaValue]
+    operands: Sequence[SsaValue]
+    results: Sequence[SsaValue]
     text: str
     location: str
     place_of: Callable[[str], SourcePlace]
-    regions: list[OperationRegion] = field(default_factory=list)
-    successors: list[tuple[str, list[SsaValue]]] = field(default_factory=list)
+    regions: Sequence[OperationRegion] = ()
+    successors: Sequence[tuple[str, list[SsaValue]]] = ()
 
     @property
     def place(self) -> SourcePlace:

@@ -7,6 +7,7 @@ result is called with the operands' arrays.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -156,11 +157,11 @@ def _like(condition: Array, a: Array, b: Array) -> Array:
 
 
 def _convert(compute: Callable[[Array, ElementType, ElementType], Array]) -> Callable[[Operation], Compute]:
-    def build(operation: Operation) -> Compute:
-        source, target = kind_of(operation, 0), kind_of(operation)
+    @functools.cache  # hundreds of operations of a kernel are alike
+    def between(source: ElementType, target: ElementType) -> Compute:
         return lambda values: compute(values, source, target)
 
-    return build
+    return lambda operation: between(kind_of(operation, 0), kind_of(operation))
 
 
 def _extend_signed(values: Array, source: ElementType, target: ElementType) -> Array:
@@ -239,8 +240,12 @@ def _addptr(operation: Operation) -> Compute:
     pointee = operation.operands[0].type.pointee
     if pointee is None:
         raise refused(operation)
-    size = element_type(pointee.element).size
-    if kind_of(operation, 1).name == "i64":
+    return _moving(element_type(pointee.element).size, kind_of(operation, 1).name == "i64")
+
+
+@functools.cache
+def _moving(size: int, is_wide: bool) -> Compute:
+    if is_wide:
         return lambda pointer, offset: pointer + offset * size
     return lambda pointer, offset: pointer + offset.astype(np.int64) * size
 
@@ -276,8 +281,13 @@ def _asm(operation: Operation) -> Compute:
 _ATTRIBUTE_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
+def as_it_is(values: Array) -> Array:
+    """The operand itself."""
+    return values
+
+
 def _same(operation: Operation) -> Compute:
-    return lambda values: values
+    return as_it_is
 
 
 def _popcount(x: Array) -> Array:

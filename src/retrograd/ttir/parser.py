@@ -79,11 +79,40 @@ def parse_type(text: str) -> Type:
     return Type(text)
 
 
-class _Parser:
+class _Places:
+    """Lines of the source by location as TTIR writes it; called with one."""
+
     def __init__(self, text: str) -> None:
         self._aliases = dict(_ALIAS.findall(text))
         self._places: dict[str, SourcePlace] = {}
         self._chains: dict[str, tuple[tuple[str, int], ...]] = {}
+
+    def __call__(self, location: str) -> SourcePlace:
+        if location not in self._places:
+            (file, line), *callers = self._chain(location) or [("", 0)]
+            self._places[location] = SourcePlace(file, line, tuple(callers))
+        return self._places[location]
+
+    def _chain(self, location: str) -> tuple[tuple[str, int], ...]:
+        """Lines of a location, the innermost first; many have most of theirs in common."""
+        if location not in self._chains:
+            self._chains[location] = self._lines_of(location.strip())
+        return self._chains[location]
+
+    def _lines_of(self, location: str) -> tuple[tuple[str, int], ...]:
+        if location.startswith("#"):
+            return self._chain(self._aliases.get(location[1:], ""))
+        if call := _CALL.match(location):
+            return self._chain(call[1]) + self._chain(call[2])
+        if line := _LINE.match(location):
+            return ((line[1], int(line[2])),)
+        named = _NAMED.match(location)
+        return self._chain(named[1]) if named else ()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._places = _Places(text)
         self._lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         self._at = 0
 
@@ -138,7 +167,7 @@ class _Parser:
         name, text, signature = words.name, words.text, words.signature
         if plain.endswith("{"):
             return self._with_regions(name, words.results, text, scope)
-        operation = Operation(name, [], [], text, location, self._place)
+        operation = Operation(name, (), (), text, location, self._places)
         if name in ("cf.br", "cf.cond_br"):
             flag, _, targets = text.partition("^")
             operation.operands = _values(_uses(flag), scope)
@@ -153,7 +182,8 @@ class _Parser:
     def _with_regions(self, name: str, names: Sequence[str], head: str, scope: _Scope) -> Operation:
         """An operation whose regions begin at the end of this line."""
         inner = _Scope(scope)
-        operation = Operation(name, [], [], head, "", self._place)
+        operation = Operation(name, (), (), head, "", self._places)
+        regions: list[OperationRegion] = []
         entry = Block("", [])
         types: list[Type] = []
         if name == "scf.for":
@@ -172,12 +202,12 @@ class _Parser:
             types = _types_of(head.rpartition("->")[2].strip(" {")) if "->" in head else []
         while True:
             region, closing = self._region(inner, entry)
-            operation.regions.append(region)
+            regions.append(region)
             if not closing.endswith("{"):
                 break
             inner, entry = _Scope(scope), Block("", [])
         plain, location = _without_locations(closing)
-        operation.location = location
+        operation.regions, operation.location = regions, location
         if "->" in plain:
             types = _types_of(plain.rpartition("->")[2])
         operation.text += plain.lstrip("}) ")
@@ -223,28 +253,6 @@ class _Parser:
         if name == "tt.load" and result.pointee is not None:
             return [result.with_element(result.pointee.element)]
         return [result]
-
-    def _place(self, location: str) -> SourcePlace:
-        if location not in self._places:
-            (file, line), *callers = self._chain(location) or [("", 0)]
-            self._places[location] = SourcePlace(file, line, tuple(callers))
-        return self._places[location]
-
-    def _chain(self, location: str) -> tuple[tuple[str, int], ...]:
-        """Lines of a location, the innermost first; many have most of theirs in common."""
-        if location not in self._chains:
-            self._chains[location] = self._lines_of(location.strip())
-        return self._chains[location]
-
-    def _lines_of(self, location: str) -> tuple[tuple[str, int], ...]:
-        if location.startswith("#"):
-            return self._chain(self._aliases.get(location[1:], ""))
-        if call := _CALL.match(location):
-            return self._chain(call[1]) + self._chain(call[2])
-        if line := _LINE.match(location):
-            return ((line[1], int(line[2])),)
-        named = _NAMED.match(location)
-        return self._chain(named[1]) if named else ()
 
 
 class _Words(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +109,9 @@ class Session:
         """
         if not grid[0] * grid[1] * grid[2] or self._compiling:
             return
-        with without_functions(), one_thread():
+        if "products" not in launched.kept:
+            launched.kept["products"] = "tt.dot" in launched.text
+        with without_functions(), one_thread() if launched.kept["products"] else nullcontext():
             self._execute(launched, grid, values)
 
     def _execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:

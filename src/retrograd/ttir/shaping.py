@@ -6,6 +6,7 @@ region as well. Axis 0 of an array is the program, so axis k of a tensor is axis
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from retrograd.ttir.element_types import Array, element_type, from_bits, small_float, to_bits, truncate_tf32
 from retrograd.ttir.ir import Operation
-from retrograd.ttir.operations import Compute, attributes, integers, kind_of, refused
+from retrograd.ttir.operations import Compute, as_it_is, attributes, integers, kind_of, refused
 
 Combine = Callable[..., Sequence[Array]]
 _DENSE = re.compile(r"dense<(.*)>\s*$", re.S)
@@ -67,12 +68,21 @@ def _make_range(operation: Operation) -> Compute:
 
 
 def _splat(operation: Operation) -> Compute:
-    ones = (1,) * len(operation.results[0].type.shape)
+    return _splatting(len(operation.results[0].type.shape))
+
+
+@functools.cache
+def _splatting(axes: int) -> Compute:
+    ones = (1,) * axes
     return lambda scalar: scalar.reshape(scalar.shape[0], *ones)
 
 
 def _expand_dims(operation: Operation) -> Compute:
-    axis = int(attributes(operation)["axis"]) + 1
+    return _expanding(int(attributes(operation)["axis"]) + 1)
+
+
+@functools.cache
+def _expanding(axis: int) -> Compute:
     index = (slice(None),) * axis + (None,)
     return lambda values: values[index]
 
@@ -216,7 +226,7 @@ def _dot_scaled(operation: Operation) -> Compute:
 
 
 SHAPING: dict[str, Callable[[Operation], Compute]] = {
-    "tt.broadcast": lambda operation: lambda values: values,
+    "tt.broadcast": lambda operation: as_it_is,
     "tt.cat": _concatenate,
     "tt.dot": _dot,
     "tt.dot_scaled": _dot_scaled,
@@ -236,9 +246,8 @@ SHAPING: dict[str, Callable[[Operation], Compute]] = {
 }
 
 
-def _operands_along(operands: Sequence[Array], operation: Operation, axis: int) -> list[Array]:
-    """Operands with all of a tensor's axis, and the others as they are."""
-    extent = operation.operands[0].type.shape[axis - 1]
+def _operands_along(operands: Sequence[Array], extent: int, axis: int) -> list[Array]:
+    """Operands with all of a tensor's axis, which has this extent, and the others as they are."""
     widened = []
     for values in operands:
         shape = (*values.shape[:axis], extent, *values.shape[axis + 1 :])
@@ -255,12 +264,13 @@ def reduction(operation: Operation, simple: str, combine: Combine) -> Compute:
         combine: the region's function of two elements of each operand.
     """
     axis = int(attributes(operation)["axis"]) + 1
+    extent = operation.operands[0].type.shape[axis - 1]
     by_numpy = _REDUCES.get(simple)
     rounding = kind_of(operation).round
     before = (slice(None),) * axis
 
     def reduce(*operands: Array) -> Any:
-        values = _operands_along(operands, operation, axis)
+        values = _operands_along(operands, extent, axis)
         if by_numpy is not None:
             dtype = {"dtype": values[0].dtype} if values[0].dtype.kind == "i" else {}
             return by_numpy.reduce(values[0], axis=axis, **dtype)
@@ -279,11 +289,12 @@ def reduction(operation: Operation, simple: str, combine: Combine) -> Compute:
 def scan(operation: Operation, simple: str, combine: Combine) -> Compute:
     """tt.scan: each element combined with all before it, in doubling steps; arguments as in `reduction`."""
     axis = int(attributes(operation)["axis"]) + 1
+    extent = operation.operands[0].type.shape[axis - 1]
     reverse = attributes(operation).get("reverse") == "true"
     in_order = simple in ("arith.addf", "arith.addi") and kind_of(operation).round is None
 
     def run(*operands: Array) -> Any:
-        values = _operands_along(operands, operation, axis)
+        values = _operands_along(operands, extent, axis)
         if reverse:
             values = [np.flip(x, axis) for x in values]
         if in_order:

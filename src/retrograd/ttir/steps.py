@@ -33,11 +33,12 @@ class Compiling(Protocol):
 def defined_only(compiler: Compiling, operation: Operation, count: int) -> Step:
     """A step that notes where memory which nobody has written decides the way a program takes."""
     slots = compiler.slots(operation.operands)[:count]
+    place_of, location = operation.place_of, operation.location  # not the operation, which has all of its regions
 
     def run(frame: Frame) -> None:
         if frame.taint:
             for slot in slots:
-                _complain(frame, frame.taint.get(slot), operation.place, "the branch taken")
+                _complain(frame, frame.taint.get(slot), place_of(location), "the branch taken")
 
     return Step(run)
 
@@ -59,8 +60,8 @@ def _load(compiler: Compiling, operation: Operation) -> Step:
     def run(frame: Frame) -> None:
         registers, taint = frame.registers, frame.taint
         if taint:
-            _complain(frame, taint.get(address), operation.place, "an address")
-            _complain(frame, taint.get(mask, None) if mask is not None else None, operation.place, "a mask")
+            _complain(frame, taint.get(address), access.place, "an address")
+            _complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
         memory = frame.launch.memory
         memory.registers = registers
         values, undefined = memory.load(
@@ -85,8 +86,8 @@ def _store(compiler: Compiling, operation: Operation) -> Step:
         registers, taint, memory = frame.registers, frame.taint, frame.launch.memory
         memory.registers = registers
         if taint:
-            _complain(frame, taint.get(address), operation.place, "an address")
-            _complain(frame, taint.get(mask, None) if mask is not None else None, operation.place, "a mask")
+            _complain(frame, taint.get(address), access.place, "an address")
+            _complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
         memory.store(
             access, frame.programs, registers[address], registers[value],
             None if mask is None else registers[mask], taint.get(value) if taint else None,
@@ -111,7 +112,7 @@ def _atomic(compiler: Compiling, operation: Operation) -> Step:
     def run(frame: Frame) -> None:
         registers = frame.registers
         if frame.taint:
-            _complain(frame, frame.taint.get(address), operation.place, "an address")
+            _complain(frame, frame.taint.get(address), access.place, "an address")
         memory = frame.launch.memory
         memory.registers = registers
         registers[result] = memory.atomic(

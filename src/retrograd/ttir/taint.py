@@ -13,48 +13,38 @@ import numpy as np
 
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.ir import Operation
-from retrograd.ttir.operations import attributes
+from retrograd.ttir.operations import Compute, attributes
 from retrograd.ttir.shaping import SHAPING
 
-Spread = Callable[[dict[int, Array], list[Any]], None]
+# Marks of results from marks and values of operands; None where what moves values moves marks too.
+Rule = Callable[[list[Array], list[Array]], Any] | None
 
 
-def spreading(operation: Operation, operands: Sequence[int], results: Sequence[int], compute: Any) -> Spread:
-    """A function of (taints by slot, registers) that is called after an operation and marks its results.
-
-    Args:
-        operation: which.
-        operands, results: slots.
-        compute: its function of arrays, by which operations on shapes move taints as they move values.
-    """
-    rule = _rule(operation, compute)
-
-    def spread(taint: dict[int, Array], registers: list[Any]) -> None:
-        marks = [taint.get(slot) for slot in operands]
-        if all(mark is None for mark in marks):
-            for slot in results:
-                taint.pop(slot, None)
-            return
-        none = [np.zeros((1,) * registers[slot].ndim, bool) for slot in operands]
-        filled = [n if m is None else m for m, n in zip(marks, none, strict=True)]
-        outcome = rule(filled, [registers[slot] for slot in operands])
-        for slot, mark in zip(
-            results, outcome if isinstance(outcome, tuple) else (outcome,) * len(results), strict=True
-        ):
-            if mark.any():
-                taint[slot] = mark
-            else:
-                taint.pop(slot, None)
-
-    return spread
+def spread(
+    taint: dict[int, Array], registers: list[Any], operands: Sequence[int], results: Sequence[int],
+    compute: Compute, rule: Rule,
+) -> None:  # fmt: skip
+    """Mark the results of an operation, after it: taints by slot, slots of its operands and results, and `rule_of`."""
+    marks = [taint.get(slot) for slot in operands]
+    if all(mark is None for mark in marks):
+        for slot in results:
+            taint.pop(slot, None)
+        return
+    none = [np.zeros((1,) * registers[slot].ndim, bool) for slot in operands]
+    filled = [n if m is None else m for m, n in zip(marks, none, strict=True)]
+    outcome = compute(*filled) if rule is None else rule(filled, [registers[slot] for slot in operands])
+    for slot, mark in zip(results, outcome if isinstance(outcome, tuple) else (outcome,) * len(results), strict=True):
+        if mark.any():
+            taint[slot] = mark
+        else:
+            taint.pop(slot, None)
 
 
-def _rule(operation: Operation, compute: Any) -> Callable[[list[Array], list[Array]], Any]:
+def rule_of(operation: Operation, compute: Compute) -> Rule:
+    """How marks of operands become those of results; None where `compute`, which moves values, moves them too."""
     name = operation.name
-    if name == "arith.select":
-        return _select
     if name in ("arith.andi", "arith.ori") and operation.results[0].type.element == "i1":
-        return lambda marks, values: _decided(marks, values, name == "arith.andi")
+        return _decided_by_zeros if name == "arith.andi" else _decided_by_ones
     if name == "tt.dot":
         return lambda m, _: m[0].any(-1, keepdims=True) | m[1].any(-2, keepdims=True) | m[2]
     if name in ("tt.dot_scaled", "tt.histogram"):
@@ -65,8 +55,8 @@ def _rule(operation: Operation, compute: Any) -> Callable[[list[Array], list[Arr
     if name == "tt.gather":
         return lambda m, values: compute(m[0], values[1]) | m[1]
     if name in SHAPING:
-        return lambda m, _: compute(*m)
-    return _union
+        return None
+    return _select if name == "arith.select" else _union
 
 
 def _union(marks: list[Array], values: list[Array]) -> Array:
@@ -84,10 +74,14 @@ def _select(marks: list[Array], values: list[Array]) -> Array:
     return own | np.where(condition.reshape(shape), marks[1], marks[2])
 
 
-def _decided(marks: list[Array], values: list[Array], is_and: bool) -> Array:
-    """A conjunction is known where one side is known to be false, a disjunction where one is known to be true."""
-    a, b = ((v if is_and else ~v) for v in values)
-    return (marks[0] & (b | marks[1])) | (marks[1] & (a | marks[0]))
+def _decided_by_zeros(marks: list[Array], values: list[Array]) -> Array:
+    """A conjunction is known where one side is known to be false."""
+    return (marks[0] & (values[1] | marks[1])) | (marks[1] & (values[0] | marks[0]))
+
+
+def _decided_by_ones(marks: list[Array], values: list[Array]) -> Array:
+    """A disjunction is known where one side is known to be true."""
+    return _decided_by_zeros(marks, [~value for value in values])
 
 
 def _along(name: str, operation: Operation) -> Callable[[list[Array], list[Array]], Any]:

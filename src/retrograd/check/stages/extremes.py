@@ -346,7 +346,10 @@ def cases(context: StageContext) -> list[Case]:
         for number, values in enumerate(every)
         for turn in range(turns)
     ]
-    return [case.but(values=values) for case, values in [*((context.base, v) for v in every), *crossed]]
+    chosen = [case.but(values=values) for case, values in [*((context.base, v) for v in every), *crossed]]
+    moderate = [c for c in chosen if all(extreme in extreme_values.MODERATE for _, extreme in c.values)]
+    context.oracle.expect(moderate)
+    return chosen
 
 
 def _shared(context: StageContext) -> list[tuple[str, str]]:

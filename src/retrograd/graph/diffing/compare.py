@@ -23,7 +23,8 @@ from retrograd.graph.diffing import (
     reordered,
 )
 from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, merged, reshapes
-from retrograd.graph.diffing.matching import Matching, Places, is_nothing, match, places_of
+from retrograd.graph.diffing.correspondence import Matching, Places
+from retrograd.graph.diffing.matching import is_nothing, match, places_of
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.form import Form
@@ -38,6 +39,8 @@ _OPERATIONS = frozenset(
         "instruction_inserted", "instruction_removed", "state_changed",
     }
 )  # fmt: skip
+# What a program is given; which of them it uses first.
+_PARAMETERS = frozenset({"shape_changed", "dtype_changed", "parameter_added"})
 # Kinds that another assignment of parameters may explain with fewer instructions, and those that another alignment may.
 _DOUBTFUL = frozenset({"operand_changed", "parameter_moved", "output_removed"})
 _NAMED = frozenset({"parameter_added", "parameter_removed", "output_added", "output_removed", "operand_changed"})
@@ -61,11 +64,11 @@ def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     placed, consequences = both.computation(a.entry, b.entry)
     placed += [Placed(cause, position=1.0) for cause in both.loops()]
     placed, more = first_causes(placed)
-    reshaped = any(reshapes(p) and p.cause.kind == "attribute_changed" for p in placed)
-    placed.sort(key=lambda p: (*_rank(p.cause, reshaped), p.position))
+    placed += [Placed(cause, position=1.0) for cause in both.compiled(bool(placed))]
+    reshaped = any(reshapes(p) and p.cause.kind == "attribute_changed" and not p.within for p in placed)
+    computing = {p.within for p in placed if p.cause.kind in _OPERATIONS}
+    placed.sort(key=lambda p: (*_rank(p, reshaped, p.within not in computing), p.position))
     causes, consequences = merged(placed), consequences + more
-    causes += both.compiled(causes)
-    causes.sort(key=lambda cause: _rank(cause, reshaped))
     view = both.entry
     live_b = sum(view.b.form.live) if view else sum(both.forms_b[b.entry].live)
     notes = both.notes(causes)
@@ -266,7 +269,7 @@ class _Comparison:
         if branches_a != branches_b:
             self.steps.setdefault(f"switch of {branches_a} -> {branches_b} branches", []).append(names)
 
-    def compiled(self, computed: list[Cause]) -> list[Cause]:
+    def compiled(self, computed: bool) -> list[Cause]:
         """What compiles again, beside what was computed in another way: of graphs that compute the same all of it."""
         causes = compiled.module_causes(self.a, self.b, not computed)
         forms = self.forms_a, self.forms_b
@@ -306,16 +309,18 @@ class _Comparison:
         return notes
 
 
-def _rank(cause: Cause, reshaped: bool) -> tuple[bool, int]:
+def _rank(placed: Placed, reshaped: bool, rewired: bool) -> tuple[bool, int]:
     """The first cause first; those of one rank in the order of the program.
 
     `reshaped`: an operation that no loop explains has another shape, and with it a loop over this another length.
+    `rewired`: nothing in this computation is computed in another way, so that who reads what is all that differs there.
     """
-    rank = _RANK.index(cause.kind)
+    cause = placed.cause
+    rank = _RANK.index("shape_changed" if cause.kind in _PARAMETERS else cause.kind)
     if reshaped and cause.kind == "loop_changed":
         rank = _RANK.index("constant_changed")
-    exchanged = cause.kind == "operand_changed" and cause.what.endswith("exchanged")
-    if exchanged or (cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]):
+    read = cause.kind == "operand_changed" and (rewired or cause.what.endswith("exchanged"))
+    if read or (cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]):
         rank = _RANK.index("constant_changed")
     return "became dynamic" not in cause.what, rank
 

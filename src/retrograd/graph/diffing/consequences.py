@@ -25,9 +25,11 @@ STRUCTURE = frozenset(
 _FLAG = re.compile(r"(?<![\[\w])(?:True|False)(?=[,)])")
 _MASK = re.compile(r"\[(?:(?:True|False)(?:, )?)++\]")
 # What only carries values into a loop and out of it, and what has the shape that its users want.
-_PACKS = frozenset({"broadcast", "broadcast-in-dim", "get-tuple-element", "constant", "bitcast", "copy"})
+PACKS = frozenset({"broadcast", "broadcast-in-dim", "get-tuple-element", "constant", "bitcast", "copy"})
 _SHAPED = frozenset({"broadcast", "broadcast-in-dim", "iota", "constant"})
 _HANDED = re.compile(r"output \d+ is parameter (\S+) \S+ -> parameter (\S+) ")
+_WIDE = frozenset({"f32", "f64", "s32", "u32", "s64", "pred"})  # what a program has beside the dtype it computes in
+_BROUGHT = re.compile(r", with (\d+) (?:new )?parameter")
 _COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default", "copy", "bitcast"})
 _COUNT = re.compile(r"(?:[+-] )?(?:\d+ x )?")
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
@@ -57,13 +59,16 @@ def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
         _of_parameters,
         _of_flags,
         _of_masks,
+        _of_others,
         _of_copies,
         _of_remat,
         _of_sizes,
+        _of_arguments,
         _of_dtypes,
         _of_saved,
     ):
         follows = set(map(id, rule(kept)))
+        follows = follows if len(follows) < len(kept) else set[int]()  # something differs: there is a first cause
         dropped += sum(placed.cause.count for placed in kept if id(placed) in follows)
         kept = [placed for placed in kept if id(placed) not in follows]
     return kept, dropped
@@ -80,7 +85,9 @@ def merged(causes: Iterable[Placed]) -> list[Cause]:
         text = f"in {places[0]}: {first.what}" if places else first.what
         if len(alike) > 1:
             text += f", and in {len(alike) - 1} more computation{'s' * (len(alike) > 2)}"
-        names_a, names_b = (tuple(n for p in alike for n in side(p.cause)) for side in (_names_a, _names_b))
+        names_a, names_b = (
+            tuple(n for own in sides for n in own) for sides in ([p.cause.a for p in alike], [p.cause.b for p in alike])
+        )
         total = sum(p.cause.count for p in alike)
         cause = replace(first, what=text, a=names_a, b=names_b, count=total)
         result.append(Placed(cause, changes=tuple(change for p in alike for change in p.changes)))
@@ -117,21 +124,22 @@ def _ratio(placed: Placed) -> float:
     return ratios[0] if all(_close(ratio, ratios[0]) for ratio in ratios) else 0.0
 
 
-def _names_a(cause: Cause) -> tuple[str, ...]:
-    return cause.a
-
-
-def _names_b(cause: Cause) -> tuple[str, ...]:
-    return cause.b
-
-
 def _of_calls(causes: list[Placed]) -> Iterator[Placed]:
     """What a called computation takes and returns: its caller, or what is computed in it, says why."""
     carried = [p for p in causes if p.within and (p.cause.kind in _CARRIED or _carries(p.cause.what))]
     if any(p.within for p in causes if p not in carried):
         carried += [p for p in causes if not p.within and _only_packs(p.cause)]
+        callers = {p.within.rpartition(": ")[2].partition(" of ")[2] for p in causes if p not in carried}
+        carried += [p for p in causes if p not in carried and _calls(p, callers)]
     if len(carried) < len(causes):
         yield from carried
+
+
+def _calls(placed: Placed, callers: set[str]) -> bool:
+    """Does a caller only return other shapes, or another number of values, than what it calls makes?"""
+    called = any(f"{name} {node}" in callers for name in operations_of(placed.cause.what) for node in placed.cause.a)
+    sides = [[text.partition(" ")[0] for text in change] for change in placed.changes]
+    return called and bool(sides) and all(before != after for before, after in sides)
 
 
 def _carries(text: str) -> bool:
@@ -147,7 +155,7 @@ def _only_packs(cause: Cause) -> bool:
         return sides[0] == {"get-tuple-element"} or (cause.kind == "shape_changed" and sides[0] <= _SHAPED)
     if cause.kind == "operand_changed":
         return cause.what.startswith("while: ") and cause.what.endswith(" operands")
-    packs = cause.kind.startswith("instruction") and all(own and own <= _PACKS for own in sides)
+    packs = cause.kind.startswith("instruction") and all(own and own <= PACKS for own in sides)
     return packs and any("get-tuple-element" in own for own in sides)
 
 
@@ -171,7 +179,8 @@ def _of_parameters(causes: list[Placed]) -> Iterator[Placed]:
     for parameters, outputs in (("parameter_added", "output_added"), ("parameter_removed", "output_removed")):
         own = sum(p.cause.count for p in causes if p.cause.kind == parameters and not p.within)
         renewed = [p for p in causes if p.cause.kind == outputs and not p.within]
-        if own and sum(p.cause.count for p in renewed) <= own + sum("new parameter" in p.cause.what for p in renewed):
+        own += sum(int(n) for p in renewed for n in _BROUGHT.findall(p.cause.what)) if own else 0
+        if own and sum(p.cause.count for p in renewed) <= own:
             yield from renewed
 
 
@@ -191,6 +200,24 @@ def _of_masks(causes: list[Placed]) -> Iterator[Placed]:
     masks = [p for p in causes if _only_flags(p, _MASK)]
     if len(masks) < sum(p.cause.kind not in _MOVED for p in causes):
         yield from masks
+
+
+def _of_others(causes: list[Placed]) -> Iterator[Placed]:
+    """Constants that would be one number of several, or several of one: other ones, of what comes or goes."""
+    constants = [(p, pair) for p in causes if p.cause.kind == "constant_changed" for pair in _scalars(p)]
+    if any(p.cause.kind.startswith("instruction") or p.cause.kind in _SIGNATURE for p in causes):
+        for placed, (x, y) in constants:
+            if any(_same(x, before) != _same(y, after) for _, (before, after) in constants):
+                yield placed
+
+
+def _scalars(placed: Placed) -> list[tuple[float, float]]:
+    pairs = [_differing(before, after) for before, after in placed.changes]
+    return [own[0] for own in pairs if len(own) == 1]
+
+
+def _same(x: float, y: float) -> bool:
+    return x == y or _close(x, y)
 
 
 def _of_copies(causes: list[Placed]) -> Iterator[Placed]:
@@ -234,22 +261,59 @@ def _part_of(cause: Cause, remat: Cause) -> bool:
 def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
     """Shapes, sizes and constants that are to each other as the numbers of steps, or the sizes of parameters."""
     steps = {pair for p in causes if p.cause.kind == "loop_changed" for pair in _differing(*_sides(p.cause.what))}
-    shaped = [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
-    shaped = shaped or sorted((p for p in causes if reshapes(p)), key=lambda p: p.position)[:1]
+    arguments = _arguments(causes)
+    shaped = _reshaped_parameters(causes)
+    shaped = shaped or sorted((p for p in causes if reshapes(p)), key=lambda p: (bool(p.within), p.position))[:1]
     sizes = steps or {pair for p in shaped for before, after in p.changes for pair in _sizes(before, after)}
+    within = shaped[0].within if shaped and not steps else ""  # what a loop begins with says nothing of the rest
     for placed in causes:
         follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
-        if follows and sizes and (steps or placed not in shaped):
+        follows = follows and placed.within.startswith(within)
+        if follows and sizes and placed not in arguments and (steps or placed not in shaped):
             pairs = [pair for before, after in placed.changes for pair in _differing(before, after)]
             if pairs and all(_explained(pair, sizes) for pair in pairs):
                 yield placed
 
 
+def _of_arguments(causes: list[Placed]) -> Iterator[Placed]:
+    """What a forward saves in another shape, where an argument of an operation of the backward says why: a stride."""
+    if any(_arguments(causes)):
+        yield from _reshaped_parameters(causes)
+
+
+def _arguments(causes: list[Placed]) -> list[Placed]:
+    """Other arguments of operations of a backward to which no more than what is saved has another shape.
+
+    An argument that is a size of these tensors, or how many numbers they have in some dimensions, follows from that.
+    """
+    shaped = _reshaped_parameters(causes)
+    if not shaped or not all("saved for backward" in p.cause.what for p in shaped):
+        return []
+    sizes = {pair for p in shaped for before, after in p.changes for pair in _products(before, after)}
+    return [
+        p
+        for p in causes
+        if p.cause.kind == "attribute_changed"
+        and any("_backward" in name for name in operations_of(p.cause.what))
+        and any(pair not in sizes for before, after in p.changes for pair in _differing(before, after))
+    ]
+
+
+def _reshaped_parameters(causes: list[Placed]) -> list[Placed]:
+    return [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
+
+
+def _products(before: str, after: str) -> Iterator[tuple[float, float]]:
+    """How many numbers two shapes have in dimensions that stand beside each other."""
+    left, right = ([float(n) for n in _SIZES.findall(text)[0].split(",") if n] for text in (before, after))
+    for i in range(len(left)) if len(left) == len(right) else ():
+        yield from ((prod(left[i:j]), prod(right[i:j])) for j in range(i + 1, len(left) + 1))
+
+
 def reshapes(placed: Placed) -> bool:
-    """Has an operation of the entry another shape?"""
+    """Has an operation another shape?"""
     shapes = [[text.partition(" ")[0] for text in change] for change in placed.changes]
-    operations = ("shape_changed", "attribute_changed")
-    return placed.cause.kind in operations and not placed.within and any(a != b for a, b in shapes)
+    return placed.cause.kind in ("shape_changed", "attribute_changed") and any(a != b for a, b in shapes)
 
 
 def _sizes(before: str, after: str) -> Iterator[tuple[float, float]]:
@@ -296,6 +360,9 @@ def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
     """Conversions, and the same operations in the other dtype, where parameters have one."""
     first = [p for p in causes if p.cause.kind == "dtype_changed" and not p.within and "parameter" in p.cause.what]
     dtypes = {d for p in first for change in p.changes for text in change for d in _TYPED.findall(text)}
+    if not first:
+        first = _first_conversion(causes)
+        dtypes = {d for p in first for d in _TYPED.findall(p.cause.what)} - _WIDE
     # What a forward saves in another dtype, it computes in another way.
     arguments = not all("saved for backward" in p.cause.what for p in first)
     for placed in causes if first else ():
@@ -310,6 +377,13 @@ def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
         )
         if (converts and other) or (kind == "constant_changed" and all(_rounds(c, dtypes) for c in placed.changes)):
             yield placed
+
+
+def _first_conversion(causes: list[Placed]) -> list[Placed]:
+    """Where something is computed in another dtype, the first cause, if it converts and does nothing else."""
+    operations = [p for p in causes if p.cause.kind.startswith("instruction")]
+    first = min(operations, key=lambda p: p.position, default=None)
+    return [first] if first and "convert" in operations_of(first.cause.what) <= PACKS | {"convert"} else []
 
 
 def _rounds(change: tuple[str, str], dtypes: set[str]) -> bool:

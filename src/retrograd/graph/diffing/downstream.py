@@ -6,6 +6,7 @@ updates behind it, and who reads what. All of that stands behind the first chang
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ _SIGNATURE: frozenset[Kind] = frozenset({"parameter_added", "parameter_removed"}
 _LEAD = _STRUCTURE | _SIGNATURE | {"attribute_changed", "shape_changed", "dtype_changed", "state_changed"}
 _OUTPUTS: frozenset[Kind] = frozenset({"output_added", "output_removed"})
 _FOLLOW = _STRUCTURE | _OUTPUTS | {"attribute_changed", "shape_changed", "dtype_changed"}
+_COMES_OR_GOES = _SIGNATURE | {"instruction_inserted", "instruction_removed", "instruction_replaced"}
+_ALIKE = re.compile(r"operand \d+ is (?!parameter)(\S+ \S+) \(\S+\) instead of \1 \(")
 _COLLECTIVES: frozenset[Kind] = frozenset({"collective_inserted", "collective_removed"})
 MOST = 200  # causes that are looked at: a bit of every node for each
 
@@ -40,6 +43,8 @@ def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
     # What a loop carries follows from what it computes, not the other way round.
     carried = frozenset[Kind]() if view.a.form.computation is view.a.graph.main else _SIGNATURE
     for k, cause in enumerate(causes):
+        if _ALIKE.search(cause.what) and any(c.kind in _COMES_OR_GOES for c in causes):
+            follows.add(k)  # which of two alike values is read is told where nothing else differs
         if cause.kind in _COLLECTIVES and any(_within(sides, k, i) for i in range(len(causes)) if i != k):
             follows.add(k)
         if cause.kind not in _FOLLOW or cause.what.startswith("parameter"):

@@ -15,54 +15,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from retrograd.core.alignment import align, chain
+from retrograd.graph.diffing.correspondence import Matching, Places
 from retrograd.graph.diffing.literals import parameter_name
 from retrograd.graph.diffing.ordered_pairs import OrderedPairs
 from retrograd.graph.form import Form, Label
 
 _NAME = re.compile(r'op_name="([^"]*+)"')
 _COUNTED = re.compile(r"\.[0-9]+\Z")
-Places = Sequence[tuple[int, int]] | None
 # An optimiser's next value of a parameter is made of the last a few operations above it.
 _NEAR = 4
 _MOST_NEAR = 16
-
-
-class Matching:
-    """A one-to-one correspondence of the nodes of two forms: `a[k]` is the partner in B of node k of A, or -1.
-
-    `outputs` are pairs of places in the lists of outputs.
-    """
-
-    def __init__(self, form_a: Form, form_b: Form, ids_a: list[bytes], ids_b: list[bytes]) -> None:
-        self.form_a, self.form_b = form_a, form_b
-        self.ids_a, self.ids_b = ids_a, ids_b
-        self.a = [-1] * len(form_a)
-        self.b = [-1] * len(form_b)
-        self.outputs: list[tuple[int, int]] = []
-        self.bold = True
-        self.votes: dict[int, Counter[int]] = {}
-
-    def pair(self, a: int, b: int) -> None:
-        """Make two nodes partners."""
-        self.a[a], self.b[b] = b, a
-
-    def free(self, a: int, b: int) -> bool:
-        """Has neither a partner yet?"""
-        return self.a[a] < 0 and self.b[b] < 0
-
-    def alike(self, a: int, b: int) -> bool:
-        """Are both the same operation with the same attributes and shape, whatever their operands?"""
-        return self.form_a.labels[a] == self.form_b.labels[b]
-
-    def descend(self, a: int, b: int) -> None:
-        """GraphPair two equal values and everything below them."""
-        pending = [(a, b)]
-        operands_a, operands_b = self.form_a.operands, self.form_b.operands
-        while pending:
-            a, b = pending.pop()
-            if self.a[a] < 0 and self.b[b] < 0:
-                self.pair(a, b)
-                pending.extend(zip(operands_a[a], operands_b[b], strict=True))
 
 
 def match(
@@ -106,6 +68,7 @@ def match(
     _up(matching)
     _leftovers(matching)
     _late_outputs(matching)
+    _part_strangers(matching)
     return matching
 
 
@@ -385,6 +348,26 @@ def _leftovers(matching: Matching) -> None:
     for a in range(len(form_a)):
         if matching.a[a] < 0 and waiting.get(matching.ids_a[a]):
             matching.pair(a, waiting[matching.ids_a[a]].pop())
+
+
+def _part_strangers(matching: Matching) -> None:
+    """Part one operation from another where no reader of either has a partner: they belong to what is replaced."""
+    strangers = [
+        (a, b)
+        for a, b in enumerate(matching.a)
+        if b >= 0 and matching.form_a.labels[a][0] != matching.form_b.labels[b][0] and matching.form_a.operands[a]
+    ]
+    if not strangers:
+        return
+    sides = (matching.form_a, matching.a), (matching.form_b, matching.b)
+    read = [
+        {o for n, operands in enumerate(form.operands) if form.live[n] and partner[n] >= 0 for o in operands}
+        | {*form.outputs, *form.effects}
+        for form, partner in sides
+    ]
+    for a, b in reversed(strangers):
+        if a not in read[0] and b not in read[1]:
+            matching.a[a] = matching.b[b] = -1
 
 
 def _late_outputs(matching: Matching) -> None:

@@ -18,6 +18,7 @@ _REGIONS = frozenset({"instruction_inserted", "instruction_removed", "instructio
 _NEXT = 1e-9  # behind another cause, before what stands behind that one
 _FEWEST = 3  # different operations of a region that no number explains
 _FARTHEST = 64  # operations between a number and a region that it leads into
+_FACTORS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # that a gradient, or who reads a number, puts before it
 _ROUNDING = 2.0**-22  # of a quotient of two float32
 _Sides = tuple[list[list[int]], list[list[int]]]
 
@@ -29,11 +30,11 @@ def positions(view: View, causes: Sequence[Cause]) -> list[float]:
     """
     halves = view.a, view.b
     sides = nodes_of(view.a, causes), nodes_of(view.b, causes)
-    places = [
-        min((_position(half, n) for n in nodes[k]), default=1.0)
-        for k in range(len(causes))
-        for half, nodes in [(view.a, sides[0]) if sides[0][k] else (view.b, sides[1])]
-    ]
+    places: list[float] = []
+    for k, cause in enumerate(causes):
+        own = [(half, nodes[k]) for half, nodes in zip(halves, sides, strict=True) if nodes[k]]
+        own = own[:1] if cause in view.a.changed else own  # of partners, where the one in A stands
+        places.append(min((_position(half, n) for half, nodes in own for n in _computed(half, nodes)), default=1.0))
     few = range(min(len(causes), MOST))
     behind = [0] * len(few)
     for half, nodes in zip(halves, sides, strict=True) if len(few) > 1 else ():
@@ -49,11 +50,20 @@ def positions(view: View, causes: Sequence[Cause]) -> list[float]:
     return places
 
 
+def _computed(half: Half, nodes: list[int]) -> list[int]:
+    """The nodes that compute, if any does: what a loop is given stands at its beginning, wherever it is used."""
+    return [n for n in nodes if not half.form.literals.issuperset(half.form.operands[n])] or nodes
+
+
 def _position(half: Half, node: int) -> float:
-    """A literal stands where it is used, behind the operation that does, and so does what is made for one use."""
-    literal = node in half.form.literals
-    users = list(half.readers(node)) if literal else half.users[node] if half.form.labels[node][0] in _FOR_USERS else ()
-    return (min(users) + 0.5 if users else node) / len(half.form)
+    """A literal, and what is made for one use, stands behind the operation that uses it, a parameter before it."""
+    form = half.form
+    if node in form.literals:
+        users, behind = list(half.readers(node)), 0.5
+    else:
+        early = form.numbers[node] >= 0 or form.labels[node][0] in _FOR_USERS
+        users, behind = half.users[node] if early else [], -0.5 if form.numbers[node] >= 0 else 0.5
+    return (min(users) + behind if users else node) / len(form)
 
 
 def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[tuple[int, int]]:
@@ -85,10 +95,10 @@ def _numbers(changes: Sequence[tuple[str, str]]) -> Iterator[float]:
 
 
 def _scalar(text: str) -> float:
-    """The number of a scalar, shape before literal; NaN if it is none."""
+    """The number of a scalar or of an array of one, shape before literal; NaN if it is none."""
     shape, _, literal = text.partition(" ")
     try:
-        return float(literal) if shape.endswith("[]") else nan
+        return float(literal.strip("{ }")) if shape.endswith(("[]", "[1]")) else nan
     except ValueError:
         return nan
 
@@ -100,14 +110,14 @@ def _operations(half: Half, nodes: list[int]) -> list[int]:
 
 
 def _reads(half: Half, nodes: list[int], numbers: list[float]) -> bool:
-    """Do operations read one of these numbers?"""
+    """Do operations read one of these numbers, or it with a factor?"""
     form = half.form
     pending = [o for n in nodes for o in form.operands[n]]
     while pending:
         node = pending.pop()
         if node in form.literals or form.labels[node][0] in _FOR_USERS:
             own = _scalar(" ".join(form.labels[node][1:]))
-            if any(isclose(own, number, rel_tol=_ROUNDING) for number in numbers):
+            if any(isclose(own, number * factor, rel_tol=_ROUNDING) for number in numbers for factor in _FACTORS):
                 return True
             pending += form.operands[node]
     return False

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from retrograd.core.wording import count, shortened, some
-from retrograd.graph.diffing.consequences import operations_of
+from retrograd.graph.diffing.consequences import PACKS, operations_of
 from retrograd.graph.diffing.literals import added_part, parameter_name, shown
 from retrograd.graph.diffing.matching import is_nothing
 from retrograd.graph.diffing.side_by_side import Half, View, shapes
@@ -26,7 +26,8 @@ _MODES = {
     "torch._C._enter_inference_mode": "inference mode entered with",
     "torch.autograd.grad_mode._enter_inference_mode": "inference mode entered with",
 }
-_MOST_OPERATIONS = 6  # in a sentence
+_MOST_OPERATIONS = 8  # in a sentence
+_MOST_OFTEN = 2  # of these, what a region has most of
 _FLOAT = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])")  # 0.1, 1e-05, no size of a shape
 _MOVED = 3  # different operations of a region that stands in another place
 _WIDEST = 60  # of arguments and numbers in a sentence
@@ -49,7 +50,8 @@ def regions(half: Half) -> list[Region]:
 
     A leaf that several regions use (one more scalar parameter, say) does not connect them, and belongs to the first.
     """
-    alone = [n for n in half.alone if n not in half.explained]
+    absent = {n for n in half.alone if is_nothing(half.form.labels[n]) and not half.users[n]}  # returned, not read
+    alone = [n for n in half.alone if n not in half.explained and n not in absent]
     inside = set(alone)
     leader = {n: n for n in alone}
 
@@ -100,7 +102,9 @@ def find_causes(view: View) -> list[Cause]:
         stateful = [r for r in rest if r.parameters and not half.saved(r.parameters)]
         lines[half.added] = {half.best_line(r.nodes) for r in stateful} - {""}
         grouped = _grouped(half, other, rest)
-        fed |= {c: {half.partner[n] if half.added else n for r in rs for n in r.fed} for c, rs in grouped}
+        for cause, members in grouped:  # a loop reads what has nothing to do with each other
+            readers = [n for r in members for n in r.fed if half.form.labels[n][0] != "while"]
+            fed[cause] = {half.partner[n] if half.added else n for n in readers}
         causes += [cause for cause, _ in grouped]
     # An operation with a bias is replaced by one without: the parameter says it.
     return [
@@ -126,7 +130,8 @@ def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cau
         numbers = ", ".join(map(str, places[:4])) + (", ..." if len(places) > 4 else "")
         kinds = shapes(half.form.labels[n][1] for n in nodes)
         parameters = [n for n in producers if half.form.numbers[n] >= 0 and half.partner[n] < 0]
-        brings = f", with {count(len(parameters), 'new parameter')}" if parameters and half.added else ""
+        noun = "new parameter" if half.added else "parameter"
+        brings = f", with {count(len(parameters), noun)}" if parameters else ""
         tensors = "a tensor" if len(places) == 1 else count(len(places), "tensor")
         meaning, advice = _meaning_of_output(half.graph)
         made_by = opcode or some(list(dict.fromkeys(half.form.labels[n][0] for n in nodes)), 3)
@@ -185,7 +190,7 @@ def _region_cause(half: Half, other: Half, alike: list[Region], known: bool) -> 
     ops = list(dict.fromkeys(form.labels[n][0] for n in bodies)) or ["constant"]
     line = half.best_line(bodies or nodes)
     times = f"{len(alike)} x " if len(alike) > 1 else ""
-    operations = f"{times}{', '.join(_telling(half, ops))}{', ...' if len(ops) > _MOST_OPERATIONS else ''}"
+    operations = f"{times}{', '.join(_telling(half, bodies, ops))}{', ...' if len(ops) > _MOST_OPERATIONS else ''}"
     if known and not parameters:
         often = "once more" if half.added else "once less"
         text = f"{half.sign} {operations} a second time: the same value is computed {often}"
@@ -217,11 +222,14 @@ def _instead(half: Half, other: Half, nodes: set[int], fed: tuple[int, ...]) -> 
     return ""
 
 
-def _telling(half: Half, operations: list[str]) -> list[str]:
-    """The operations to name where there are many: those that the graph has least of, in their order."""
+def _telling(half: Half, nodes: list[int], operations: list[str]) -> list[str]:
+    """The operations to name where there are many, in order: what the region has most of and the graph least."""
     counts = Counter(label[0] for label in half.form.labels)
-    rarest = sorted(operations, key=counts.__getitem__)[:_MOST_OPERATIONS]
-    return [name for name in operations if name in rarest]
+    own = Counter(name for n in nodes if (name := half.form.labels[n][0]) not in PACKS)
+    most = [name for name, _ in own.most_common(_MOST_OFTEN)]
+    rarest = sorted(set(operations) - set(most), key=lambda name: (counts[name], operations.index(name)))
+    named = [*rarest[: _MOST_OPERATIONS - len(most)], *most]
+    return [name for name in operations if name in named]
 
 
 def _numbers(half: Half, nodes: list[int]) -> str:
@@ -266,9 +274,10 @@ _ADVICE: dict[str, str] = {
 }
 
 
-def _same_readers(readers: set[int], others: set[int]) -> bool:
-    """Are most of two sets of readers the same ones?"""
-    return 2 * len(readers & others) > max(len(readers), len(others))
+def _same_readers(readers: set[int], others: set[int], same_file: bool) -> bool:
+    """Are most of two sets of readers the same ones, or in one file all of the fewer?"""
+    common, sizes = len(readers & others), sorted((len(readers), len(others)))
+    return 2 * common > sizes[1] or (same_file and 0 < common == sizes[0])
 
 
 def _replaced(causes: list[Cause], fed: dict[Cause, set[int]]) -> list[Cause]:
@@ -276,16 +285,16 @@ def _replaced(causes: list[Cause], fed: dict[Cause, set[int]]) -> list[Cause]:
     kinds = {"instruction_inserted", "instruction_removed"}
     kept: list[Cause] = []
     for cause in causes:
-        others = [k for k in kept if {k.kind, cause.kind} == kinds]
+        others = [k for k in kept if {k.kind, cause.kind} == kinds and not operations_of(k.what) <= PACKS]
         own = fed.get(cause, set())
         pairs = (
             k
             for k in others
             if (k.where, k.count) == (cause.where, cause.count)
-            or _same_readers(fed.get(k, set()), own)
+            or _same_readers(fed.get(k, set()), own, k.where.split(":")[0] == cause.where.split(":")[0])
             or (operations_of(k.what) == operations_of(cause.what) and len(operations_of(k.what)) >= _MOVED)
         )
-        twin = next(pairs, None)
+        twin = None if operations_of(cause.what) <= PACKS else next(pairs, None)
         if twin is None:
             kept.append(cause)
             continue

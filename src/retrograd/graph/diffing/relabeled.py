@@ -48,13 +48,27 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
 
 
 def _read_alike(view: View, a: int, b: int) -> bool:
-    """Are two constants read by one operation? Those of operations that are replaced are others, not changed ones."""
+    """Are two constants read by one operation? Those of what is replaced are others, and those beside it.
+
+    But for a number that is read in what is replaced as well: 7 in a remainder, of which a compiler makes bits for 4.
+    """
     sides = [set(half.readers(n)) for half, n in ((view.a, a), (view.b, b))]
-    return not all(sides) or not sides[1].isdisjoint({view.a.partner[n] for n in sides[0]})
+    both = [n for n in sides[0] if view.a.partner[n] in sides[1]]
+    labels = view.a.form.labels
+    return not all(sides) or (
+        not all(_reads_replaced(view, n) for n in both)
+        or (bool(both) and any(labels[n] == labels[a] for n in view.a.alone if n in view.a.form.literals))
+    )
+
+
+def _reads_replaced(view: View, a: int) -> bool:
+    """Does an operation read, on either side, what the other has not or has another operation for?"""
+    sides = (view.a, view.b, a), (view.b, view.a, view.a.partner[a])
+    return all(any(half.replaced(o, other) for o in half.form.operands[n]) for half, other, n in sides)
 
 
 def _renumbered(view: View, a: int, b: int) -> bool:
-    """Is it the same element of a loop that carries more or fewer?"""
+    """Is it the same element of a loop that carries more or fewer, or an element of what another operation makes?"""
     form_a, form_b = view.a.form, view.b.form
     operands = form_a.operands[a], form_b.operands[b]
     if form_a.labels[a][0] != "get-tuple-element" or form_a.labels[a][1] != form_b.labels[b][1]:
@@ -62,7 +76,8 @@ def _renumbered(view: View, a: int, b: int) -> bool:
     if [len(own) for own in operands] != [1, 1]:
         return False
     (x,), (y,) = operands
-    return view.a.partner[x] == y and len(form_a.operands[x]) != len(form_b.operands[y])
+    other = len(form_a.operands[x]) != len(form_b.operands[y]) or form_a.labels[x] != form_b.labels[y]
+    return view.a.partner[x] == y and other
 
 
 def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from retrograd.core.wording import count, some
 from retrograd.graph import keys
@@ -17,6 +17,7 @@ from retrograd.graph.ir import Graph, Instruction
 from retrograd.graph.schema import Cause
 from retrograd.graph.value_names import name_of
 
+_ARGUMENT = "primals"  # of a forward of AOTAutograd, without its number
 _CHECKPOINT_ADVICE = "torch.utils.checkpoint or the partitioner's recomputation is on in one of the two"
 Forms = dict[str, Form]
 # What stacks, unstacks and counts: as many as there are values that a loop saves. It says nothing of recomputation.
@@ -41,14 +42,16 @@ def find_cause(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | No
 def _of_saved(a: Graph, b: Graph) -> Cause | None:
     """Parameters of one backward that the other computes: AOTAutograd names what is saved after what makes it.
 
-    Only where the other takes nothing more, nor in another shape, is it sure that these are the same values.
+    Only where the other takes nothing more, but for arguments of the forward, nor in another shape, is it sure that
+    these are the same values.
     """
     taken = [Counter(_stem(i) for i in graph.main.instructions if i.opcode == "parameter") for graph in (a, b)]
     computed = [Counter(_stem(i) for i in graph.main.instructions if i.operands) for graph in (a, b)]
     again = computed[1] - computed[0], computed[0] - computed[1]
     for only, graph, own, other, new in (("B", a, *taken, again[0]), ("A", b, *reversed(taken), again[1])):
         saved = own - other
-        if saved and not other - own and not saved - new:
+        more = [name for name, _ in other - own if name != _ARGUMENT]
+        if saved and not more and not saved - new:
             words = some([name for name, _ in saved], 4)
             text = f"remat in {only}: {words} {'is' if len(saved) == 1 else 'are'} computed again, not saved"
             names = tuple(i.name for i in graph.main.instructions if i.opcode == "parameter" and _stem(i) in saved)
@@ -67,31 +70,46 @@ def _elsewhere(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | No
     if len(again_a) == len(again_b) or (again_a and again_b and not (named_a and named_b)):
         return None
     only, graph, own, other = ("B", b, again_b, again_a) if len(again_b) > len(again_a) else ("A", a, again_a, again_b)
-    form = forms_b[b.entry] if only == "B" else forms_a[a.entry]
-    operations = Counter(form.labels[n][0] for n in own)
-    around = dict.fromkeys(m[1] for n in own if (m := _AGAIN.search(form.origins[n].metadata)) and m[1])
+    operations, others = (Counter(form.labels[n][0] for form, n in again) for again in (own, other))
+    if others - operations:  # what is computed again is another thing in either
+        return None
+    around = dict.fromkeys(m[1] for form, n in own if (m := _AGAIN.search(form.origins[n].metadata)) and m[1])
     text = (
         f"remat in {only}{' of more' if other else ''}: {count(len(own) - len(other), 'operation')} "
         f"computed again for the backward ({', '.join(op for op, _ in operations.most_common(4))})"
         + (f", around {some(list(around), 4)}" if around else "")
     )
-    names = tuple(name_of(graph, form.home(n), form.origins[n]) for n in own)
+    names = tuple(name_of(graph, form.home(n), form.origins[n]) for form, n in own)
     sides = ((), names) if only == "B" else (names, ())
     return Cause("remat_changed", text, "", _REMAT_ADVICE, *sides, abs(len(again_a) - len(again_b)))
 
 
-def _again_of(graph: Graph, forms: Forms) -> tuple[Sequence[int], bool]:
-    """Operations of the entry that are computed again; whether the text calls them so."""
+def _again_of(graph: Graph, forms: Forms) -> tuple[list[tuple[Form, int]], bool]:
+    """Operations that are computed again, those of loops where the text calls them so; whether it does."""
     form = forms[graph.entry]
-    named = [n for n, ins in enumerate(form.origins) if form.live[n] and "rematted_computation" in ins.metadata]
+    named = [
+        (body, n)
+        for name in [graph.entry, *_called([form], forms)]
+        for body in [forms[name]]
+        for n, ins in enumerate(body.origins)
+        if body.live[n] and "rematted_computation" in ins.metadata
+    ]
     if named or not form.barriers:
-        return [n for n in named if form.labels[n][0] not in _BOOKKEEPING], True
+        return [(body, n) for body, n in named if body.labels[n][0] not in _BOOKKEEPING], True
     ids, seen, again = keys.digests(form, keys.bodies(graph, forms), form.numbers), set[bytes](), list[int]()
     for n, own in enumerate(ids):
         if own in seen and form.live[n] and form.labels[n][0] not in _BOOKKEEPING:
             again.append(n)
         seen.add(own)
-    return again, False
+    return [(form, n) for n in again], False
+
+
+def _called(roots: Iterable[Form], forms: Forms) -> list[str]:
+    """The computations that others call, and what these call."""
+    names = list(dict.fromkeys(name for form in roots for called in form.called.values() for _, name in called))
+    for name in names:
+        names += [x for called in forms[name].called.values() for _, x in called if x not in names]
+    return names
 
 
 def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
@@ -104,9 +122,10 @@ def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | Non
     carried_a, carried_b = (_carried(loops) for loops in (loops_a, loops_b))
     operations_a, operations_b = _operations(forms_a, loops_a), _operations(forms_b, loops_b)
     more, fewer = operations_b - operations_a, operations_a - operations_b
-    if carried_b < carried_a and _again(more, fewer, forms_a):
+    stacked_a, stacked_b = (_stacked(forms, loops) for forms, loops in ((forms_a, loops_a), (forms_b, loops_b)))
+    if carried_b < carried_a and stacked_b < stacked_a and _again(more, fewer, forms_a):
         only, saved, again = "B", carried_a - carried_b, more
-    elif carried_a < carried_b and _again(fewer, more, forms_b):
+    elif carried_a < carried_b and stacked_a < stacked_b and _again(fewer, more, forms_b):
         only, saved, again = "A", carried_b - carried_a, fewer
     else:
         return None
@@ -140,14 +159,16 @@ def _carried(loops: list[tuple[Form, int]]) -> int:
     return sum(len(elements(form.origins[node].shape)) for form, node in loops)
 
 
+def _stacked(forms: Forms, loops: list[tuple[Form, int]]) -> int:
+    """How many values loops write slice by slice, as those that they save."""
+    bodies = [forms[name] for form, node in loops for role, name in form.called[node] if role == "body"]
+    return sum(body.labels[n][0] == "dynamic-update-slice" for body in bodies for n in body.outputs)
+
+
 def _operations(forms: Forms, loops: list[tuple[Form, int]]) -> Counter[str]:
     """The operations of loops and of what these call, those apart that only move values."""
-    names = {name for form, node in loops for role, name in form.called[node] if role == "body"}
-    pending = list(names)
-    while pending:
-        inner = {name for called in forms[pending.pop()].called.values() for _, name in called} - names
-        names |= inner
-        pending += inner
+    own = {name for form, node in loops for role, name in form.called[node] if role == "body"}
+    names = own | set(_called([forms[name] for name in own], forms))
     bodies = [forms[name] for name in names]
     return Counter(
         label[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from retrograd.core.program_lines import is_library
-from retrograd.graph.diffing.matching import Matching
+from retrograd.graph.diffing.correspondence import Matching
 from retrograd.graph.form import Form
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause, Kind
@@ -55,6 +55,12 @@ class Half:
     def shared(self, node: int) -> bool:
         """Does the other side have this value, too?"""
         return self.partner[node] >= 0 or node in self.twins
+
+    def replaced(self, node: int, other: Half) -> bool:
+        """Has the other side nothing for this operation, or another one?"""
+        partner, labels = self.partner[node], self.form.labels
+        stranger = partner >= 0 and labels[node][0] != other.form.labels[partner][0]
+        return node not in self.form.literals and (partner < 0 or stranger)
 
     @property
     def users(self) -> list[list[int]]:

@@ -92,7 +92,10 @@ def _steps(watcher: Watch) -> str:
         return "each call of the program's first optimizer counts as a step"
     if watcher.backends[0].name == "xla":
         return "each cut counts as a step"
-    return "the program marks no steps, so it counts as one; call retrograd.graph.step() at the end of each"
+    mark = "call retrograd.graph.step() at the end of each"
+    if watcher.backends[0].name == "jax":  # from the second call on, jit runs what it compiled without any Python
+        return f"JAX tells nobody when a compiled function is called, so all graphs stand in step 0; {mark}"
+    return f"the program marks no steps, so it counts as one; {mark}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -12,8 +12,9 @@ from retrograd.compat.torch_dynamo import while_compiling
 from retrograd.errors import RetrogradError
 from retrograd.trace import kernel_launches
 from retrograd.trace.compiled_regions import BACKWARD_RAN, FORWARD_CODE_RAN, CompiledRegions
-from retrograd.trace.observer import Observer, PendingOp, is_wrapper_subclass
+from retrograd.trace.observer import Observer, is_wrapper_subclass
 from retrograd.trace.operator_schemas import Operator
+from retrograd.trace.pending_op import PendingOp
 from retrograd.trace.schema import PHASES, Exponents
 from retrograd.trace.source_lines import Line, code_role
 from retrograd.trace.statistics.collector import table_limits
@@ -134,15 +135,13 @@ class TapeObserver(Observer):
         if self._tape.in_operator():
             self._tape.kernel(name)
             return self._unrecorded(run)
-        event = self._tape.Event()
-        self._tape.launching(self._operator(kernel_launches.kernel_operator(name)), tensors, event)
+        call = self._tape.Call()
+        self._tape.launching(self._operator(kernel_launches.kernel_operator(name)), tensors, call)
         out = self._unrecorded(run)
-        self._fresh += self._tape.launched(tensors, event)
-        event.kernels = [name]
-        self._tape.append(event)
+        self._fresh += self._tape.launched(tensors, call, name)
         return out
 
-    # Called by name from tape.cpp, with the GIL held; operators in here are not recorded.
+    # Called by name from tape.cpp, with the GIL and without its mutex; operators in here are not recorded.
 
     def operator(self, name: str, overload: str) -> tuple[Any, ...]:
         """Number, flags, kind of view and written arguments of an operator."""
@@ -215,9 +214,9 @@ class TapeObserver(Observer):
         )
         return False
 
-    def failed(self, kind: str, message: str) -> None:
-        """The operator noted last raised this."""
-        self._raised.append((self._tape.count() - 1, f"{kind}: {message[:500]}"))
+    def failed(self, number: int, kind: str, message: str) -> None:
+        """The operator of this number since the last `drain` raised this."""
+        self._raised.append((number, f"{kind}: {message[:500]}"))
 
     def _refresh_names(self) -> None:
         named = self.locator.named_tensors()
@@ -239,12 +238,13 @@ class TapeObserver(Observer):
                 value.row = row
 
     def _pending(self, event: tuple[Any, ...]) -> PendingOp:
-        op, step, phase, line, inside, module, node, attributes, inputs, outputs, kernels = event
+        op, step, phase, line, inside, module, node, attributes, inputs, outputs, kernels, optimizing = event
         pending = PendingOp(self._operators[op], step)
         pending.phase = PHASES[phase]
         pending.line = self._lines[line] if line >= 0 else None
         pending.inside = self._lines[inside] if inside >= 0 else None
-        pending.module = self._strings[module] if module >= 0 else ""
+        pending.module = self._strings[module] if module >= 0 else None
+        pending.optimizing = optimizing
         pending.node = self._strings[node] if node >= 0 else ""
         pending.attributes = pending.operator.attributes_at(attributes) if attributes else ()
         values = self._values
