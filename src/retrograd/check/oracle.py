@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance
-from retrograd.check.cases_at_once import CasesAtOnce
+from retrograd.check.cases_at_once import exact_runs
 from retrograd.check.layouts import without_strides
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.outputs import as_real, real_dtype
@@ -31,7 +31,6 @@ from retrograd.check.rounding_errors import Tf32Factors
 from retrograd.check.schema import Case
 from retrograd.errors import SpecError
 
-FirstRuns = Callable[[int], Results | None]
 _TOGETHER = 4  # cases from which on their truths are computed together
 
 
@@ -135,9 +134,8 @@ class Truth:
 
 
 def truth_of(
-    reference: Reference, runs: int, order: DerivativeOrder = first_order, known: ExactRun | None = None,
-    first_runs: FirstRuns | None = None,
-) -> Truth:  # fmt: skip
+    reference: Reference, runs: int, order: DerivativeOrder = first_order, known: ExactRun | None = None
+) -> Truth:
     """The truth by a reference at its case, with a tolerance from `runs` randomly rounded runs.
 
     Args:
@@ -145,7 +143,6 @@ def truth_of(
         runs: how many `tol` rests on.
         order: what is computed from the outputs.
         known: what exactly this reference gives in float64; it runs where that is None.
-        first_runs: gives the first randomly rounded runs, as many as asked for, where they are known; else None.
 
     Raises:
         NotApplicable: the reference refuses the case.
@@ -174,7 +171,7 @@ def truth_of(
         elif name in terms:  # no gradient is one of zeros
             floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), None, unit, terms[name])
 
-    spreads = _Spreads(reference, order, exact, first_runs)
+    spreads = _Spreads(reference, order, exact)
     return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spreads, runs)
 
 
@@ -226,10 +223,8 @@ def _size(t: torch.Tensor) -> torch.Tensor:
 class _Spreads:
     """Spreads of random rounding, called with the runs they rest on: those of fewer are among those of more."""
 
-    def __init__(
-        self, reference: Reference, order: DerivativeOrder, exact: Results, first_runs: FirstRuns | None = None
-    ) -> None:
-        self._reference, self._order, self._first_runs = reference, order, first_runs
+    def __init__(self, reference: Reference, order: DerivativeOrder, exact: Results) -> None:
+        self._reference, self._order = reference, order
         self._results = exact
         self._exact = {name: t for name, t in exact.items() if t is not None}
         self._exact_sums = kinks.sums(exact)
@@ -256,11 +251,7 @@ class _Spreads:
         unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
         try:
             numbers = range(self._done, runs)
-            first = self._first_runs(runs) if self._first_runs and not self._done else None
-            batches = [first] if first else rounded_runs(
-                reference, self._results, unit, accumulate, numbers, self._order
-            )  # fmt: skip
-            for results in batches:
+            for results in rounded_runs(reference, self._results, unit, accumulate, numbers, self._order):
                 self._add_runs(results)
         except Exception as error:
             raise NotApplicable.by(error, "the reference, rounded,") from error
@@ -316,7 +307,7 @@ class Oracle:
     noise_runs: int
     _truths: dict[Any, dict[int, Truth]] = field(default_factory=dict)
     _expected: dict[Case, list[Case]] = field(default_factory=dict)
-    _alike: dict[Case, CasesAtOnce] = field(default_factory=dict)
+    _at_once: dict[Case, ExactRun] = field(default_factory=dict)
     _intervals: dict[tuple[Case, bool], kinks.KinkInterval] = field(default_factory=dict)
 
     def truth(self, case: Case, runs: int | None = None, order: DerivativeOrder = first_order) -> Truth:
@@ -334,25 +325,19 @@ class Oracle:
         for case in map(without_strides, cases):
             self._expected.setdefault(case.but(values=()), []).append(case)
 
-    def _at_once(self, case: Case) -> CasesAtOnce | None:
-        """What is known of the case among others like it."""
+    def _exact(self, case: Case) -> ExactRun | None:
+        """What the reference gives in float64, if it has run already, or does now for others too."""
         cases = self._expected.get(case.but(values=()), [])
-        if case in cases and len(cases) >= _TOGETHER and not self.runner.tf32:
+        if case in cases and len(cases) >= _TOGETHER:
             del self._expected[case.but(values=())]
-            if alike := CasesAtOnce.of([self.runner.reference(c) for c in cases], self.noise_runs):
-                self._alike |= dict.fromkeys(cases, alike)
-        return self._alike.get(case)
+            self._at_once |= exact_runs([self.runner.reference(c) for c in cases])
+        return self._at_once.pop(case, None) or self.runner.exact_run(case)
 
     def _truth(self, case: Case, runs: int, order: DerivativeOrder) -> Truth:
-        reference = self.runner.reference(case)
-        if order is not first_order:
-            return truth_of(reference, runs, order)
-        if (alike := self._at_once(key := without_strides(case))) is not None:
-            return truth_of(reference, runs, order, alike.exact[key], partial(alike.first_runs, key))
         known = None
         with may_refuse():  # as the run does that is made instead
-            known = self.runner.exact_run(case)
-        return truth_of(reference, runs, order, known)
+            known = self._exact(without_strides(case)) if order is first_order else None
+        return truth_of(self.runner.reference(case), runs, order, known)
 
     def interval(self, case: Case, *, apart: bool = False) -> kinks.KinkInterval:
         """The interval of right results at a case, and which elements are at a kink; `apart` as in `kinks.interval`.

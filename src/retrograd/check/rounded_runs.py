@@ -172,29 +172,23 @@ def _batch(
 ) -> Results:
     """Results of several rounded runs, computed along a dimension of their own."""
     mode = reference.rounding(unit, accumulate, seed, runs=runs)
-    return _cases_at_once([reference], mode, runs, order)[0]
+    wide = _wide(reference.inputs(), runs)
+    return _results(reference, mode, {n: v * (1 + mode.unit * mode.noise(v)) for n, v in wide.items()}, runs, order)
 
 
-def cases_at_once(references: Sequence[Reference], exact: Results, mode: Float64, runs: int = 1) -> list[Results]:
-    """Results of references that differ in what their floats hold, `runs` of each along a first dimension.
+def cases_at_once(references: Sequence[Reference], exact: Results, mode: Float64) -> list[Results]:
+    """Results of references that differ in what their floats hold.
 
     `exact` are those of the first in float64. Raises what any of them does, and where runs at once are wrong.
     """
     first = references[0]
-    if not first.batching.allowed or len(references) * runs * first.elements > _MOST_AT_ONCE:
+    if not first.batching.allowed or len(references) * first.elements > _MOST_AT_ONCE:
         raise _ApartError("not several at once")
     _check_batches(first, exact)
-    return _cases_at_once(references, mode, runs, first_order)
-
-
-def _cases_at_once(references: Sequence[Reference], mode: Float64, runs: int, order: DerivativeOrder) -> list[Results]:
-    wide = [_wide(reference.inputs(), runs) for reference in references]
+    wide = [_wide(reference.inputs(), 1) for reference in references]
     each = {name: torch.cat([case[name] for case in wide]) for name in wide[0]}
-    if mode.unit:
-        each = {name: value * (1 + mode.unit * mode.noise(value)) for name, value in each.items()}
-    results = _results(references[0], mode, each, len(references) * runs, order)
-    starts = range(0, len(references) * runs, runs)
-    return [{name: None if t is None else t[k : k + runs] for name, t in results.items()} for k in starts]
+    results = _results(first, mode, each, len(references), first_order)
+    return [{name: None if t is None else t[k].detach() for name, t in results.items()} for k in range(len(references))]
 
 
 def _wide(inputs: dict[str, Any], runs: int) -> dict[str, torch.Tensor]:
