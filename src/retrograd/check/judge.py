@@ -18,7 +18,15 @@ from retrograd.check.oracle import Oracle, Truth
 from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import DerivativeOrder, Results, first_order
 from retrograd.check.schema import Case, Finding
-from retrograd.check.tensor_comparison import LazyProfile, TensorComparison, compare, first_index, profile
+from retrograd.check.tensor_comparison import (
+    LazyProfile,
+    TensorComparison,
+    compare,
+    first_index,
+    missing_or_misshapen,
+    profile,
+    without,
+)
 from retrograd.errors import UndecidedError
 
 
@@ -67,15 +75,15 @@ class Judge:
             if want is None and got is not None and least is not None and bool((got.detach().abs() <= least).all()):
                 continue  # no gradient is one of zeros, and what is left of terms that cancel
             if got is None or want is None or got.shape != want.shape:
-                findings += _missing_or_misshapen(case, name, got, want)
+                findings += missing_or_misshapen(case, name, got, want)
                 continue
             mask, right = None if excused is None else excused.get(name), want
             if not case.values and not bool((want.abs() <= torch.finfo(got.dtype).max / 2).all()):
                 mask = self._undefined(case, name, got, want)
             if mask is not None:
-                got, want = _without(mask, got, want)
+                got, want = without(mask, got, want)
             if bool((numberless := got.detach().isfinite() != want.isfinite()).any()):
-                got, want = _without(self._unsure(case, name, numberless, order), got, want)
+                got, want = without(self._unsure(case, name, numberless, order), got, want)
             comparison, used = self._compared(case, name, got, want, truth, order)
             if comparison.wrong and self._by_luck(case, name, right, used):
                 continue
@@ -238,7 +246,7 @@ class Judge:
         for name, got in run.exact.items():
             want = exact.get(name)
             if want is None or want.shape != got.shape:
-                findings += _missing_or_misshapen(case, name, got, want)
+                findings += missing_or_misshapen(case, name, got, want)
                 continue
             self.compared[name] = None
             off = got != want.to(got.device)
@@ -366,24 +374,6 @@ class Judge:
 def _allowing(truth: Truth, name: str, left: torch.Tensor | None) -> Truth:
     """The truth with a wider floor of one tensor."""
     return truth if left is None else replace(truth, floor=truth.floor | {name: truth.floor[name] + left})
-
-
-def _without(mask: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both tensors, equal where the mask is true."""
-    got = torch.where(mask, want.to(got.dtype), got.detach())
-    return got, torch.where(mask, got.double(), want)
-
-
-def _missing_or_misshapen(case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None) -> list[Finding]:
-    """The finding for a tensor that is there on one side only (all zeros count as nothing), or of another shape."""
-    if got is not None and want is not None:
-        message = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-        return [Finding.of("shape", message, case, tensor=name)]
-    there = want if got is None else got
-    if there is None or not bool(there.ne(0).any()):
-        return []
-    message = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
-    return [Finding.of("missing-gradient", message, case, tensor=name)]
 
 
 def _wrong_sum(

@@ -131,3 +131,21 @@ def worst_profiles(profiles: list[LazyProfile]) -> list[LazyProfile]:
         if p.tensor not in best or p.worst > best[p.tensor].worst:
             best[p.tensor] = p
     return sorted(best.values(), key=lambda p: -p.worst)
+
+
+def missing_or_misshapen(case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None) -> list[Finding]:
+    """The finding for a tensor that is there on one side only (all zeros count as nothing), or of another shape."""
+    if got is not None and want is not None:
+        message = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+        return [Finding.of("shape", message, case, tensor=name)]
+    there = want if got is None else got
+    if there is None or not bool(there.ne(0).any()):
+        return []
+    message = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
+    return [Finding.of("missing-gradient", message, case, tensor=name)]
+
+
+def without(mask: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both tensors, equal where the mask is true."""
+    got = torch.where(mask, want.to(got.dtype), got.detach())
+    return got, torch.where(mask, got.double(), want)
