@@ -181,3 +181,19 @@ def test_work_that_moves_out_of_a_loop_is_no_remat() -> None:
     outside = looped("  g = f32[4]{0} multiply(h, w1)", work.format("", "v"), ["v", "u"])
     assert told(inside, outside)
     assert not [what for what in told(inside, outside) if "remat" in what]
+
+
+READ = hlo(
+    "y = f32[4]{0} parameter(1); b = f32[4]{0} cosine(y); s = f32[4]{0} sine(x); t = f32[4]{0} sine(b); "
+    "a = f32[4]{0} add(s, b); m = f32[4]{0} multiply(t, x); ROOT r = (f32[4]{0}, f32[4]{0}, f32[4]{0}, f32[4]{0}) "
+    "tuple(a, m, s, t)"
+)
+
+
+@pytest.mark.parametrize(("work", "kept"), [("b = f32[4]{0} cosine(y)", False), ("m = f32[4]{0} multiply(t, x)", True)])
+def test_which_of_two_alike_values_is_read_is_told_where_nothing_differs_before_it(work: str, kept: bool) -> None:
+    other = READ.replace("add(s, b)", "add(t, b)")
+    assert [what for what in told(READ, other) if what.startswith("add f32[4]: operand 0 is sine")]
+    name, _, operation = work.partition(" = f32[4]{0} ")
+    more = other.replace(work, f"v{name} = f32[4]{{0}} {operation}\n  {name} = f32[4]{{0}} tanh(v{name})")
+    assert any(what.startswith("add f32[4]: operand 0 is sine") for what in told(READ, more)) is kept

@@ -43,8 +43,9 @@ def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
     # What a loop carries follows from what it computes, not the other way round.
     carried = frozenset[Kind]() if view.a.form.computation is view.a.graph.main else _SIGNATURE
     for k, cause in enumerate(causes):
-        if _ALIKE.search(cause.what) and any(c.kind in _COMES_OR_GOES for c in causes):
-            follows.add(k)  # which of two alike values is read is told where nothing else differs
+        changed = [i for i in range(len(causes)) if causes[i].kind in _COMES_OR_GOES]
+        if _ALIKE.search(cause.what) and any(_stands_before(sides, i, k) for i in changed):
+            follows.add(k)  # which of two alike values is read is told where nothing differs before it
         if cause.kind in _COLLECTIVES and any(_within(sides, k, i) for i in range(len(causes)) if i != k):
             follows.add(k)
         if cause.kind not in _FOLLOW or cause.what.startswith("parameter"):
@@ -71,6 +72,11 @@ def common(masks: Sequence[int], nodes: Sequence[int]) -> int:
 def _within(sides: list[list[list[int]]], k: int, i: int) -> bool:
     """Are the nodes of one cause part of what another adds or takes away?"""
     return all(set(side[k]) < set(side[i]) or not side[k] for side in sides)
+
+
+def _stands_before(sides: list[list[list[int]]], i: int, k: int) -> bool:
+    """Does one cause begin before another in a graph that has both?"""
+    return any(bool(side[i] and side[k]) and min(side[i]) < min(side[k]) for side in sides)
 
 
 def _operation(cause: Cause) -> str:
