@@ -49,3 +49,17 @@ def test_kernels_are_not_executed_where_they_are_interpreted(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(InterpreterError, match="unset it to have them executed"), rg.cpu_triton():
         pass
+
+
+def test_a_reference_may_be_what_imports_triton():
+    # Its operators run in float64, and with it what is made in the default dtype; Triton's parts are tested as it comes.
+    code = """if True:
+        import sys, torch, retrograd as rg
+        softplus = torch.nn.functional.softplus
+        assert "triton" not in sys.modules
+        report = rg.verify(softplus, reference=softplus, inputs=dict(x=rg.tensor("N")), level="quick", only=["contract"])
+        assert report.verdict == "proved", report
+        assert "triton" in sys.modules  # torch takes the reference's operator apart by a module that looks for it
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -94,8 +94,7 @@ class Judge:
             if comparison.wrong:
                 remark = self._at_kinks(case, name, got, truth.tol[name], comparison) if order is first_order else ""
                 if not remark:
-                    little = comparison.worst <= tolerance.ALGORITHM and self.runner.spec.algorithm_error is None
-                    factor = self._scale(case, name, got, want, truth) if ordinary and little else []
+                    factor = self._scale(case, name, got, want, truth) if ordinary and self._little(comparison) else []
                     findings += factor or self._value(case, name, comparison, used)
                     continue
                 self.remarks.append(remark)
@@ -104,6 +103,9 @@ class Judge:
             if order is first_order and name.startswith("grad ") and truth.switches:
                 findings += self.sums(case, name, got, want, used.floor[name])
         return findings + self._exact(case, run), profiles
+
+    def _little(self, comparison: TensorComparison) -> bool:
+        return comparison.worst <= tolerance.ALGORITHM and self.runner.spec.algorithm_error is None
 
     def _value(self, case: Case, name: str, comparison: TensorComparison, truth: Truth) -> list[Finding]:
         """The finding for values that are out, if nothing explains them."""
