@@ -143,6 +143,14 @@ def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return func(*args, **kwargs), args, kwargs
 
 
+def _made_lifted(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """The same, where what an operator makes of nothing in the default dtype is in float64 too."""
+    out, args, kwargs = _run_lifted(func, args, kwargs)
+    if name in MAKING and out.dtype in _LIFTED:  # a dtype that is named has been lifted already
+        out = func(*args, **kwargs | {"dtype": _LIFTED[out.dtype]})
+    return out, args, kwargs
+
+
 def _mixed(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operator that returns memory of its own is given float64 and something of a lower precision."""
     kinds = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
@@ -276,9 +284,7 @@ class Float64(UnwrappedMode):
             args = [
                 *own, *(self._of_another_run(a) if isinstance(a, torch.Tensor) else a for a in args[len(own) :])
             ]  # fmt: skip
-        out, args, kwargs = _run_lifted(func, args, kwargs)
-        if name in MAKING and out.dtype in _LIFTED:  # a dtype that is named has been lifted already
-            out = func(*args, **kwargs | {"dtype": _LIFTED[out.dtype]})
+        out, args, kwargs = _made_lifted(func, name, args, kwargs)
         if not self.unit and isinstance(out, torch.Tensor):
             self.elements += out.numel()
         if self.track and not self.unit and (self._every or name in ADDING):
