@@ -11,8 +11,6 @@ _MEAN = 1e4
 CELLS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 KINK = "kink"  # elements at points without a derivative: needs the reference, so the workbench makes it
 NAMES = ("nan", "mean", "-mean", "1e4", "zero", "1e-6", "inf", "-inf", "constant", "100", "1e-3", "max/4")
-# Finite, and of a size that formulas rarely leave: such cases differ in the numbers that floats hold.
-MODERATE = frozenset(NAMES) - {*CELLS, "max/4"}
 # Every element of whole numbers or of a mask: nothing is selected, all is ignored, all go to one place. Of other
 # numbers with a range every element in this share of it: what is special about an end may be a small part of the whole.
 ENDS = ("lowest", "highest")

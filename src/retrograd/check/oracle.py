@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +13,6 @@ import torch
 
 from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance
-from retrograd.check.cases_at_once import exact_runs
 from retrograd.check.layouts import without_strides
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.outputs import as_real, real_dtype
@@ -24,14 +23,14 @@ from retrograd.check.reference import (
     NotApplicable,
     Reference,
     Results,
+    detached,
     first_order,
 )
 from retrograd.check.rounded_runs import rounded_runs
+from retrograd.check.rounding import Float64
 from retrograd.check.rounding_errors import Tf32Factors
 from retrograd.check.schema import Case
 from retrograd.errors import SpecError
-
-_TOGETHER = 4  # cases from which on their truths are computed together
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def truth_of(
     """
     case = reference.case
     try:
-        plain, exact = known or reference.exact(order)
+        plain, exact = known or _exact(reference, order)
     except (SpecError, NotApplicable):
         raise
     except Exception as error:
@@ -173,6 +172,12 @@ def truth_of(
 
     spreads = _Spreads(reference, order, exact)
     return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spreads, runs)
+
+
+def _exact(reference: Reference, order: DerivativeOrder) -> ExactRun:
+    """The mode of a run in float64, and its results."""
+    mode = Float64(track=bool(reference.case.values))
+    return mode, detached(reference.run(torch.float64, mode, order))
 
 
 def _stored_inputs(inputs: dict[str, Any]) -> dict[str, str]:
@@ -306,8 +311,6 @@ class Oracle:
     runner: OpRunner
     noise_runs: int
     _truths: dict[Any, dict[int, Truth]] = field(default_factory=dict)
-    _expected: dict[Case, list[Case]] = field(default_factory=dict)
-    _at_once: dict[Case, ExactRun] = field(default_factory=dict)
     _intervals: dict[tuple[Case, bool], kinks.KinkInterval] = field(default_factory=dict)
 
     def truth(self, case: Case, runs: int | None = None, order: DerivativeOrder = first_order) -> Truth:
@@ -319,25 +322,12 @@ class Oracle:
             known[count] = replace(other, runs=count) if other else self._truth(case, count, order)
         return known[count]
 
-    def expect(self, cases: Sequence[Case]) -> None:
-        """Say which truths will be asked for: of cases that differ in what their floats hold, all come at once."""
-        self._expected.clear()
-        for case in map(without_strides, cases):
-            self._expected.setdefault(case.but(values=()), []).append(case)
-
-    def _exact(self, case: Case) -> ExactRun | None:
-        """What the reference gives in float64, if it has run already, or does now for others too."""
-        cases = self._expected.get(case.but(values=()), [])
-        if case in cases and len(cases) >= _TOGETHER:
-            del self._expected[case.but(values=())]
-            self._at_once |= exact_runs([self.runner.reference(c) for c in cases])
-        return self._at_once.pop(case, None) or self.runner.exact_run(case)
-
     def _truth(self, case: Case, runs: int, order: DerivativeOrder) -> Truth:
+        reference = self.runner.reference(case)
         known = None
         with may_refuse():  # as the run does that is made instead
-            known = self._exact(without_strides(case)) if order is first_order else None
-        return truth_of(self.runner.reference(case), runs, order, known)
+            known = self.runner.exact_run(case) if order is first_order else None
+        return truth_of(reference, runs, order, known)
 
     def interval(self, case: Case, *, apart: bool = False) -> kinks.KinkInterval:
         """The interval of right results at a case, and which elements are at a kink; `apart` as in `kinks.interval`.

@@ -237,11 +237,6 @@ class Reference:
         gs = self.grad_outs()  # drawn by a forward, which may write to what the other one keeps for its backward
         return self.results(self.forward(dtype, mode, shift), gs, dtype, order)
 
-    def exact(self, order: DerivativeOrder = first_order) -> ExactRun:
-        """The mode of a run in float64, and its results."""
-        mode = Float64(track=bool(self.case.values))
-        return mode, detached(self.run(torch.float64, mode, order))
-
     def forward(
         self, dtype: torch.dtype, mode: Float64 | None = None, shift: dict[str, torch.Tensor] | None = None
     ) -> ReferenceForward:

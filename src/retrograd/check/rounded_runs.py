@@ -176,21 +176,6 @@ def _batch(
     return _results(reference, mode, {n: v * (1 + mode.unit * mode.noise(v)) for n, v in wide.items()}, runs, order)
 
 
-def cases_at_once(references: Sequence[Reference], exact: Results, mode: Float64) -> list[Results]:
-    """Results of references that differ in what their floats hold.
-
-    `exact` are those of the first in float64. Raises what any of them does, and where runs at once are wrong.
-    """
-    first = references[0]
-    if not first.batching.allowed or len(references) * first.elements > _MOST_AT_ONCE:
-        raise _ApartError("not several at once")
-    _check_batches(first, exact)
-    wide = [_wide(reference.inputs(), 1) for reference in references]
-    each = {name: torch.cat([case[name] for case in wide]) for name in wide[0]}
-    results = _results(first, mode, each, len(references), first_order)
-    return [{name: None if t is None else t[k].detach() for name, t in results.items()} for k in range(len(references))]
-
-
 def _wide(inputs: dict[str, Any], runs: int) -> dict[str, torch.Tensor]:
     """The inputs with digits after the point, in float64, once for each run."""
     wide = {n: v.contiguous().to(promoted(v.dtype, torch.float64)) for n, v in inputs.items() if inexact(v)}
