@@ -142,6 +142,17 @@ def test_a_change_is_told_once_a_pattern_and_kinds_of_steps_do_not_mix():
     assert "this step reduces a where an earlier step reduces b" in said[4]
 
 
+def test_models_that_are_updated_in_turn_are_no_change_and_another_order_in_the_steps_of_one_is():
+    made = Journal(0, 2)
+    said = []
+    for step, updated in (("ab", 1), ("cd", 2), ("ab", 1), ("cd", 2), ("dc", 2), ("ba", 1)):
+        for letter in step:
+            made.add(one(letter))
+        made.updated = updated
+        said.append(made.end_step())
+    assert [bool(s) for s in said] == [False, False, False, False, True, True]
+
+
 def test_what_the_program_issues_between_steps_is_no_change():
     made = Journal(0, 2)
     for step in range(3):

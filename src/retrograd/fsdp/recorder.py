@@ -269,6 +269,7 @@ class CollectiveLog:
         self._thread = threading.get_ident()
         if self._ended:
             self._close()
+        self.journal.updated = hash(tuple(id(p) for group in optimizer.param_groups for p in group["params"]))
         self._attribution.ddp.refresh()
         if not self.journal.total:
             self._conditions.optimizer(optimizer, self._attribution.ddp.replicas())
@@ -322,12 +323,11 @@ class CollectiveLog:
             self._compare()
         self._verified = False
         with self._lock:
-            number = self.journal.total
             change = self.journal.end_step()
         if self._watchdog is not None:
             self._watchdog.progress()
         if change:
-            self._changed(f"step {number} differs from the steps before it, {change}")
+            self._changed(f"step {self.journal.total - 1} differs from the steps before it, {change}")
 
     def _changed(self, text: str) -> None:
         self._said_changes += 1

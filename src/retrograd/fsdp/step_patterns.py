@@ -29,7 +29,8 @@ class Journal:
     """Takes collectives and ends of steps.
 
     Steps are compared with steps of their kind: those that reduce gradients with each other, those that only
-    accumulate with each other, and so on. So micro-batches that alternate are no change.
+    accumulate with each other, those that update the same parameters with each other. So micro-batches that alternate
+    are no change, nor are two models that are trained in turn.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -42,13 +43,14 @@ class Journal:
         self.current: list[int] = []
         self.issued = 0  # in the open step, also those that are not kept
         self.total = 0
+        self.updated = 0  # a hash of the parameters that the open step updates
         self.notes: list[str] = []
         self.since: list[tuple[int, int]] = []  # (step, number) since ranks agreed
         self.groups: dict[Lane, bytes] = {}  # rolling hash of what each group did
         self._roles: dict[Lane, bytes] = {}  # the same without the ranks
         self.channels = Channels()
-        self._latest: dict[tuple[bool, bool], list[int]] = {}
-        self._known: dict[tuple[bool, bool], set[bytes]] = {}
+        self._latest: dict[tuple[bool, bool, int], list[int]] = {}
+        self._known: dict[tuple[bool, bool, int], set[bytes]] = {}
         self._begun = False
         self._last: Collective | None = None
 
@@ -106,6 +108,7 @@ class Journal:
         kind = (
             any(c.kind == "all-gather" and c.phase == "forward" for c in of),
             any(c.kind in REDUCTIONS and c.phase == "backward" for c in of),
+            self.updated,
         )
         digest = reduce(chained, of, bytes(8))
         known = self._known.setdefault(kind, set())

@@ -2,7 +2,7 @@
 //
 // It notes what must be noted when an operator runs: numbers of values, the line and the module that asked for it, the
 // autograd node; and holds tensors to be measured. Python makes records of it later (engine.py). What is noted, and in
-// which order values are numbered, is what observing.py and values.py do; the tests compare the two.
+// which order values are numbered, is what observer.py and value_ids.py do; the tests compare the two.
 //
 // Fits torch 2.11 to 2.15. No CUDA headers. A mutex is the lock, and what was met before is noted without the GIL; what is
 // new asks Python. Nobody waits for the GIL while they hold the mutex (`with_python`).
