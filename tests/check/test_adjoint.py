@@ -54,6 +54,21 @@ def test_error_covers_the_truth(seed):
     assert found.error < 1e3 * sigma + 1e-8
 
 
+@pytest.mark.parametrize("slope", [0.0, 3.0])
+@pytest.mark.parametrize("sigma", [2.0**-9, 2.0**-24])
+def test_steps_whose_noise_hides_the_slope_are_not_asked_for(slope, sigma):
+    """What is left of a slope of 1 is 0, or with a wrong backward 3: that has to be seen over more noise."""
+    asked, generator = [], random.Random(7)
+
+    def unexplained(h):
+        asked.append(h)
+        return slope + generator.gauss(0, sigma) / (2**0.5 * h)
+
+    found = finite_differences.extrapolate(unexplained, STEPS, sigma, 1.0)
+    assert abs(found.value - slope) <= found.error < 1
+    assert len(asked) == (len(STEPS) if sigma < 1e-3 else 7 if slope else 5)
+
+
 def test_a_function_that_is_nowhere_smooth_has_no_derivative():
     def quotient(h):
         return sum(math.copysign(1, math.sin(2**k / h)) for k in range(9))

@@ -9,9 +9,10 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check.oracle import truth_of
 from retrograd.check.reference import Batching
 from retrograd.check.rounded_runs import moved_runs, rounded_runs
-from retrograd.check.rounding import Float64
+from retrograd.check.rounding import AsWritten, Float64
 from retrograd.check.stages import StageContext
 
 _UNIT = 2.0**-24
@@ -175,3 +176,25 @@ def test_moved_inputs_give_at_once_what_they_give_one_by_one(function):
         for got, shift in zip(at_once, shifts, strict=True):
             want = reference.run(torch.float64, Float64(), shift=shift)[name]
             assert torch.allclose(got, want, rtol=2.0**-40, atol=2.0**-40)
+
+
+def _lifting(x):
+    return x.float().sin()
+
+
+def _fused(x):
+    return torch.nn.functional.silu(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "alone"), [(_recurrence, True), (_norm, True), (_lifting, False), (_fused, False), (_branching, False)]
+)
+def test_a_reference_that_the_mode_leaves_as_it_is_runs_without_it(function, alone):
+    reference = _reference(function)
+    assert not isinstance(reference.exactly(), AsWritten)  # nothing is known yet
+    exact = truth_of(reference, 2).want
+    shift = {"x": torch.full((6, 48), 0.5, dtype=torch.float64)}
+    moved_runs(reference, [shift, shift])
+    assert isinstance(reference.exactly(), AsWritten) == alone
+    again = reference.run(torch.float64, reference.exactly())
+    assert all(torch.equal(again[name], want) for name, want in exact.items())

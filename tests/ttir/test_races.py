@@ -76,3 +76,12 @@ def test_the_kinds_of_races_are_told_apart(rows):
                 assert "nothing orders the two" in text
     assert {kind for row in rows.values() for kind, *_ in row["faults"]} <= {"race", "same value", "autotune"}
     assert set(programs.KINDS) >= {"same value", "autotune"}
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_a_race_that_the_first_order_hides(seed):
+    """The writer has the lock before all readers, who are ordered after it by its release."""
+    script, name = HERE / "run_programs.py", "lock_of_readers_that_look_first"
+    (row,) = in_a_process(script, seed, 40 + 9 * seed, name)
+    assert {kind for kind, *_ in row["faults"]} == {"race"}
+    assert row["error"] == ""

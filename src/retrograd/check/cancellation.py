@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from retrograd.check import tolerance
+from retrograd.check.layouts import without_strides
 from retrograd.check.oracle import Truth
 from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import Reference, Results, first_order
 from retrograd.check.rounding import Float64, about
+from retrograd.check.schema import Case
 
 _SUMS = {"add", "add_", "sub", "sub_"}
 # The gradient that goes in, less what the whole row adds up.
@@ -49,18 +51,43 @@ class _Apart(Float64):
         return args[0].abs() + (kwargs.get("alpha", 1) * args[1]).abs()
 
 
-def left(reference: Reference, truth: Truth, name: str) -> torch.Tensor:
-    """What is allowed where a gradient is 0 by what cancels in the backward: an error of what did."""
-    mode, want = _Apart(), truth.want[name]
-    assert want is not None
+def results_apart(reference: Reference) -> Results:
+    """What the reference gives where numbers that cancel in its backward leave a step; nothing if it refuses those."""
+    mode = _Apart()
 
     def order(*args: Any) -> Results:
         mode.backward = True
         return first_order(*args)
 
-    apart = None
     with may_refuse():  # the rest of the backward, such numbers
-        apart = reference.run(torch.float64, mode, order).get(name)
+        return reference.run(torch.float64, mode, order)
+    return {}
+
+
+class Cancellations:
+    """What cancels in a reference's backward: one run says it of all gradients, whatever strides its inputs have."""
+
+    def __init__(self) -> None:
+        self._latest: dict[Case, Results] = {}
+
+    def left(self, reference: Reference, truth: Truth, name: str) -> torch.Tensor:
+        """`left` with results of `results_apart`, the latest of which are kept."""
+        key = without_strides(reference.case)
+        if key not in self._latest:
+            self._latest = {key: results_apart(reference)}
+        return left(reference, truth, name, self._latest[key])
+
+
+def left(reference: Reference, truth: Truth, name: str, results: Results) -> torch.Tensor:
+    """What is allowed where a gradient is 0 by what cancels in the backward: an error of what did.
+
+    Args:
+        reference, truth: at a case.
+        name: of the gradient.
+        results: of `results_apart`.
+    """
+    want, apart = truth.want[name], results.get(name)
+    assert want is not None
     if apart is None:
         return torch.zeros_like(want)
     terms = ((apart - want).abs() / _STEP).nan_to_num(0.0, 0.0, 0.0)

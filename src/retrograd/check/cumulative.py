@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import Any
 
 import torch
 
 from retrograd.check import tolerance
 from retrograd.check.oracle import Truth
 from retrograd.check.outputs import as_real
-from retrograd.check.reference import Reference
-from retrograd.check.rounding import Float64
+from retrograd.check.reference import Reference, Results
 
 # Numbers that an identity must hold for, for each term that it has: fewer would fit by chance.
 _NUMBERS_PER_TERM = 8
@@ -68,28 +68,44 @@ class CumulativeSum:
         return tolerance.of_a_sum(*units, grad, 2 * squares + rest.square(), 2 * inherited, self.dim, count)
 
 
-def find(reference: Reference, name: str) -> CumulativeSum | None:
-    """The cumulative sum that a gradient is by a reference; None if it is none, to the last digits of float64."""
+def find(reference: Reference, name: str, runs: dict[Any, Results]) -> CumulativeSum | None:
+    """The cumulative sum that a gradient is by a reference; None if it is none, to the last digits of float64.
+
+    Args:
+        reference: at an ordinary case.
+        name: of the gradient.
+        runs: of this reference, which are kept here for the next gradient.
+    """
     shape = as_real(reference.inputs()[name.removeprefix("grad ")]).shape
     for dim, forward in product((d for d in range(len(shape)) if shape[d] > 1), (True, False)):
-        ways = _written(reference, name, shape, dim, forward)
+        key = shape[: dim + 1], forward
+        if key not in runs:
+            runs[key] = _at_an_end(reference, *key)
+        ways = _written(reference, runs[key], name, shape, dim, forward)
         if ways:
             return CumulativeSum(name, dim, forward, ways)
     return None
 
 
-def _written(reference: Reference, name: str, shape: torch.Size, dim: int, forward: bool) -> list[dict[str, float]]:
-    """What inputs times their gradients add at each step to a gradient where only the last of the outputs counts."""
+def _at_an_end(reference: Reference, alike: torch.Size, forward: bool) -> Results:
+    """Results where of outputs that begin with such dimensions only the end of the last of these counts."""
 
     def last() -> list[torch.Tensor]:
-        mask = torch.zeros(shape[dim], device=reference.device)
+        mask = torch.zeros(alike[-1], device=reference.device)
         mask[-1 if forward else 0] = 1
-        gs, alike = reference.grad_outs(), shape[: dim + 1]
+        gs = reference.grad_outs()
         return [
-            g * mask.to(g.dtype).view(-1, *[1] * (g.ndim - dim - 1)) if g.shape[: dim + 1] == alike else g for g in gs
+            g * mask.to(g.dtype).view(-1, *[1] * (g.ndim - len(alike))) if g.shape[: len(alike)] == alike else g
+            for g in gs
         ]
 
-    results = replace(reference, grad_outs=last).run(torch.float64, Float64())
+    return replace(reference, grad_outs=last).run(torch.float64, reference.exactly())
+
+
+def _written(
+    reference: Reference, results: Results, name: str, shape: torch.Size, dim: int, forward: bool
+) -> list[dict[str, float]]:
+    """What inputs times their gradients add at each step to a gradient where only the last of the outputs counts."""
     grad = results[name]
     if grad is None or not bool(grad.isfinite().all()):
         return []

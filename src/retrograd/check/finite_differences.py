@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from retrograd.check import tolerance
 
 POINTS = 9  # values that `noise` wants; of seven, one estimate in two hundred is five times too low
+_ROWS = 5  # of the tableau, which are made however noisy they are: those that `_smooth` looks at around one
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,17 @@ def noise(values: Sequence[float]) -> float:
     return max(levels[-3:])
 
 
-def extrapolate(difference: Callable[[float], float], steps: Sequence[float], sigma: float) -> Estimate:
+def extrapolate(
+    difference: Callable[[float], float], steps: Sequence[float], sigma: float, size: float = math.inf
+) -> Estimate:
     """The limit of `difference` for a step going to zero, when its error is even in the step.
 
     Args:
         difference: the central difference quotient at a step; not finite where it cannot be had.
         steps: falling, each half of the one before.
         sigma: noise of one function value; a quotient has sigma / (sqrt(2) step) of it.
+        size: of the derivative. A step whose noise is larger, and larger than the first quotient, says nothing, and
+            smaller ones say less: they are not asked for.
 
     Returns:
         The entry of the tableau with the smallest error. Where the function has a bend the tableau may seem to converge
@@ -77,6 +82,8 @@ def extrapolate(difference: Callable[[float], float], steps: Sequence[float], si
         rows.append(best)
         plain.append((row[0], rounding))
         before = row
+        if len(rows) >= _ROWS and rounding > max(size, abs(plain[0][0])):
+            break
     limit = Estimate(0.0, math.inf, math.nan)
     for k, row in enumerate(rows[:-1]):  # the last has no smaller step beside it
         apart = max(abs(row.value - finer.value) - finer.error for finer in rows[k + 1 :])

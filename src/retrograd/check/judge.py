@@ -52,6 +52,8 @@ class Judge:
     confirming: tuple[int, ...] = tolerance.CONFIRMING
     _noisy: bool | None = None
     _sums: dict[Any, cumulative.CumulativeSum | None] = field(default_factory=dict)
+    _ends: dict[Any, dict[Any, Results]] = field(default_factory=dict)
+    _cancelled: cancellation.Cancellations = field(default_factory=cancellation.Cancellations)
 
     def against_truth(
         self,
@@ -70,8 +72,7 @@ class Judge:
         findings, profiles = list[Finding](), list[LazyProfile]()
         ordinary = order is first_order and not case.values
         for name, got in {**run.outs, **run.grads}.items():
-            want = truth.want.get(name)
-            least = truth.floor.get(name)
+            want, least = truth.want.get(name), truth.floor.get(name)
             if want is None and got is not None and least is not None and bool((got.detach().abs() <= least).all()):
                 continue  # no gradient is one of zeros, and what is left of terms that cancel
             if got is None or want is None or got.shape != want.shape:
@@ -124,7 +125,7 @@ class Judge:
             comparison = compare(got, want, torch.maximum(truth.tol[name], stored))
         first_grad, left = order is first_order and name.startswith("grad "), None
         if comparison.wrong and first_grad:
-            left = cancellation.left(self.runner.reference(case), truth, name)
+            left = self._cancelled.left(self.runner.reference(case), truth, name)
             truth = _allowing(truth, name, left)
             comparison = compare(got, want, torch.maximum(truth.tol[name], stored))
         if 1 < comparison.worst < tolerance.BEYOND_NOISE and first_grad:
@@ -145,7 +146,7 @@ class Judge:
         key = name, case.params
         if key not in self._sums:
             base = self.runner.reference(self.runner.base.but(params=case.params))
-            self._sums[key] = cumulative.find(base, name)
+            self._sums[key] = cumulative.find(base, name, self._ends.setdefault(case.params, {}))
         known = self._sums[key]
         return known and known.widened(self.runner.reference(case), truth)
 

@@ -315,7 +315,7 @@ def with_corners(reference: Reference, name: str, moved: torch.Tensor, interval:
         sizes = 1 - torch.rand(len(signs), generator=generator, dtype=step.dtype) / 2
         shift = torch.zeros_like(step)
         shift[places] = step[places] * (torch.tensor(signs, dtype=step.dtype) * sizes).to(step.device)
-        _widen(bounds, alone(reference.run(torch.float64, Float64(), shift={name: shift})))
+        _widen(bounds, alone(reference.run(torch.float64, reference.exactly(), shift={name: shift})))
     parts = [_rounded_at_case(part, 1.0, ({}, {}), _MANY) for part in _parts(reference)]
     _add_parts(_rounded_at_case(reference, 1.0, bounds, _MANY), *parts)
     return replace(interval, low=bounds[0], high=bounds[1])

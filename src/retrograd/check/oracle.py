@@ -153,6 +153,8 @@ def truth_of(
         raise
     except Exception as error:
         raise NotApplicable.by(error) from error
+    if order is first_order:
+        reference.note_exact(plain)
     reference = replace(reference, matrices=plain.matrices, elements=plain.elements)
     eager, stored = _eager(reference, order)
     floor: dict[str, torch.Tensor] = {}

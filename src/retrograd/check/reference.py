@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from retrograd.check import extreme_values, tolerance
 from retrograd.check import inputs as make
-from retrograd.check import tolerance
 from retrograd.check.callable_state import without_traces
 from retrograd.check.constraints import project
 from retrograd.check.last_run import LastRun
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
 from retrograd.check.own_mistakes import calls_theirs, is_own_mistake, may_refuse
-from retrograd.check.rounding import Float64
+from retrograd.check.rounding import AsWritten, Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
@@ -134,11 +134,14 @@ class Batching:
         allowed: nothing speaks against it.
         refused: orders of derivatives for which it cannot be.
         checked: of parameters, sizes and orders at which such runs gave what each gives alone, the elements of a run.
+        unchanged: parameters and sizes at which a run in float64 has shown that its mode changes nothing. It shows that
+            of others where runs can be made at once: then none asks what its inputs hold.
     """
 
     allowed: bool = False
     refused: set[DerivativeOrder] = field(default_factory=set)
     checked: dict[Any, int] = field(default_factory=dict)
+    unchanged: set[Any] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,22 @@ class Reference:
     matrices: bool = True
     elements: int = 0
     batching: Batching = field(default_factory=Batching)
+
+    @property
+    def _ordinary_key(self) -> Any:
+        """Parameters and sizes; None where whole numbers may be others than at the ordinary case."""
+        ordinary = all(value == extreme_values.KINK for _, value in self.case.values)
+        return (self.case.params, self.case.sizes) if ordinary else None
+
+    def note_exact(self, mode: Float64) -> None:
+        """Note what a run of first derivatives in float64 shows of such runs."""
+        if not mode.changes and self._ordinary_key is not None:
+            self.batching.unchanged.add(self._ordinary_key)
+
+    def exactly(self) -> Float64:
+        """The mode of a further run of first derivatives in float64, of which nothing but results is asked."""
+        at_once = self.batching.allowed and (self.case.params, self.case.sizes, first_order) in self.batching.checked
+        return AsWritten() if at_once and self._ordinary_key in self.batching.unchanged else Float64()
 
     @calls_theirs
     def call(self, inputs: dict[str, Any]) -> Outputs:

@@ -6,7 +6,8 @@ A recurrence of 64 steps has thousands of operators, each of a few numbers: what
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -157,14 +158,14 @@ def moved_runs(
             at_once = max(_MOST_AT_ONCE // max(reference.batching.checked[_key(reference)], 1), 1)
             parts = [shifts[start : start + at_once] for start in range(0, len(shifts), at_once)]
             return [_moved_batch(reference, part, order) for part in parts]
-    return [alone(reference.run(torch.float64, Float64(), order, shift)) for shift in shifts]
+    return [alone(reference.run(torch.float64, reference.exactly(), order, shift)) for shift in shifts]
 
 
 def _moved_batch(reference: Reference, shifts: Sequence[dict[str, torch.Tensor]], order: DerivativeOrder) -> Results:
     wide = _wide(reference.inputs(), len(shifts))
     moves = {name: torch.stack([shift[name] for shift in shifts]) for name in shifts[0]}
     inputs = {n: value + moves[n] if n in moves else value.contiguous() for n, value in wide.items()}
-    return _results(reference, Float64(), inputs, len(shifts), order)
+    return _results(reference, reference.exactly(), inputs, len(shifts), order, nullcontext)
 
 
 def _batch(
@@ -183,9 +184,10 @@ def _wide(inputs: dict[str, Any], runs: int) -> dict[str, torch.Tensor]:
 
 
 def _results(
-    reference: Reference, mode: Float64, each: dict[str, torch.Tensor], runs: int, order: DerivativeOrder
-) -> Results:
-    """Results of several runs whose inputs stand along a first dimension."""
+    reference: Reference, mode: Float64, each: dict[str, torch.Tensor], runs: int, order: DerivativeOrder,
+    constants: Callable[[torch.Tensor], AbstractContextManager[Any]] = _Apart,
+) -> Results:  # fmt: skip
+    """Results of several runs whose inputs stand along a first dimension; without rounding they share `constants`."""
     inputs = reference.inputs()
     names = make.differentiable(reference.spec, inputs)
     batched = {name: value.detach().requires_grad_(name in names) for name, value in each.items()}
@@ -193,7 +195,7 @@ def _results(
     gs = [g.expand(runs, *g.shape).contiguous() for g in wider]
 
     def forward(own: dict[str, torch.Tensor], true: torch.Tensor) -> dict[str, torch.Tensor]:
-        with _Apart(true):
+        with constants(true):
             return reference.call({**inputs, **own}).inexact
 
     true = torch.ones(runs, dtype=torch.bool, device=reference.device)

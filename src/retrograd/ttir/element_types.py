@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class ElementType:
     encode: Callable[[Array], Array]
     round: Callable[[Array], Array] | None = None
 
-    @property
+    @cached_property  # each access asks
     def size(self) -> int:
         return self.memory.itemsize
 

@@ -39,6 +39,7 @@ class Execution:
         scalars: values by slot, of pointers their addresses.
         library: folder of Triton's own functions on the device.
         learned: tensors that pointers in memory lead to.
+        ended: numbers of programs that ran in turns, in the order in which they came to their ends in the latest run.
     """
 
     kernel: NumpyKernel
@@ -47,6 +48,7 @@ class Execution:
     scalars: dict[int, Array]
     library: str
     learned: LearnedStorages = field(default_factory=LearnedStorages)
+    ended: list[int] = field(default_factory=list[int])
 
     @classmethod
     def of(
@@ -104,8 +106,8 @@ class Execution:
             return ""
         return f"{self.programs} programs wait for each other, and clocks are kept of {_MOST_ORDERED} at most"
 
-    def run(self, memory: Memory, seed: int, limit: int, printed: Callable[[str], Any]) -> None:
-        """Run all programs; seed 0 is the order of their numbers.
+    def run(self, memory: Memory, seed: int | None, limit: int, printed: Callable[[str], Any]) -> None:
+        """Run all programs; seed 0 is the order of their numbers, None that opposite to the latest run in turns.
 
         Raises:
             EndlessLoopError: they do not end.
@@ -117,13 +119,13 @@ class Execution:
         launch = LaunchState(memory, self.grid, list(registers), limit, printed)
         for slot, value in self.scalars.items():
             registers[slot] = value
-        programs = orders(count, seed)
+        programs = np.array(self.ended) if seed is None else orders(count, seed)
         with np.errstate(all="ignore"):
             if self.in_turns(memory):
                 # Without clocks all are in conflict that meet: nothing is said then.
                 ordered = OrderedRaces(memory.conflict, count) if not self.undecided else None
                 memory.races = ordered
-                run_in_turns(kernel, launch, registers, programs, seed)
+                self.ended = run_in_turns(kernel, launch, registers, programs, seed)
                 return
             if count > 1:
                 memory.races = UnorderedRaces(memory.conflict, len(kernel.accesses), count)

@@ -21,26 +21,29 @@ from retrograd.ttir.program import NumpyKernel
 _ROUNDS_EACH = 64
 
 
-def run_in_turns(kernel: NumpyKernel, launch: LaunchState, registers: list[object], programs: Array, seed: int) -> None:
-    """Run all programs of a launch to their ends.
+def run_in_turns(
+    kernel: NumpyKernel, launch: LaunchState, registers: list[object], programs: Array, seed: int | None
+) -> list[int]:
+    """Run all programs of a launch to their ends; their numbers in the order of these.
 
     Args:
         kernel: compiled.
         launch: what they share.
         registers: of a program before its first step: constants and arguments.
         programs: their numbers, in the order in which they start.
-        seed: of the draws.
+        seed: of the draws; None where the last one that can goes on, until it waits or ends.
 
     Raises:
         EndlessLoopError: all that have not ended wait for what none of them will do, or the limit is reached.
     """
-    draws = random.Random(seed)
+    draws = None if seed is None else random.Random(seed)
     launch.limit = max(launch.limit, _ROUNDS_EACH * len(programs) ** 2)
     launch.restart()
     frames = [Frame(list(registers), programs[i : i + 1], {}, launch) for i in range(len(programs))]
     walks = [walk_blocks(kernel.blocks, frame) for frame in frames]
     ready = list(range(len(walks)))
     waiting: dict[int, SourcePlace] = {}
+    ended: list[int] = []
     looked = [-1] * len(walks)  # memory's version at a program's last round
     version = launch.memory.version
     while ready or waiting:
@@ -50,17 +53,20 @@ def run_in_turns(kernel: NumpyKernel, launch: LaunchState, registers: list[objec
         if not ready:
             place, why = next(iter(waiting.values())), f"{len(waiting)} programs wait here for what no program will do"
             raise EndlessLoopError(launch.memory.kernel, place, why)
-        at = draws.randrange(len(ready))
+        at = draws.randrange(len(ready)) if draws else len(ready) - 1
         number = ready[at]
         stopped = next(walks[number], None)
         if stopped is None or (isinstance(stopped, Again) and stopped.same and looked[number] == launch.memory.version):
             ready[at] = ready[-1]
             ready.pop()
-            if stopped is not None:
+            if stopped is None:
+                ended.append(int(programs[number]))
+            else:
                 waiting[number] = stopped.place  # type: ignore[union-attr]
                 version = launch.memory.version
         if isinstance(stopped, Again):
             looked[number] = launch.memory.version
+    return ended
 
 
 def orders(count: int, seed: int) -> Array:

@@ -21,7 +21,7 @@ from retrograd.ttir.storage import Storage
 
 _MOST_READ = 16 << 20  # bytes of a launch's storages, beyond which hashing them is not tried
 _MOST_KEPT = 64 << 20  # bytes written by all launches that are kept
-_RACES = frozenset({"race", "same value"})
+RACES = frozenset({"race", "same value"})
 
 
 @dataclass
@@ -80,7 +80,7 @@ class KeptLaunches:
                 values = storage.octets[slice(None) if octets is None else octets].copy()
                 self._bytes += values.nbytes + (0 if octets is None else octets.nbytes)
                 writes.append((number, octets, values))
-        meet = execution.kernel.updates or record.in_turns or any(fault.kind in _RACES for fault in faults)
+        meet = execution.kernel.updates or record.in_turns or any(fault.kind in RACES for fault in faults)
         kept = KeptLaunch(record, list(faults), writes)
         if self._bytes < _MOST_KEPT:
             self._launches[(key, seed) if meet and execution.programs > 1 else key] = kept

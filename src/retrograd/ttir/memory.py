@@ -377,10 +377,15 @@ def _spread(values: Array, shape: tuple[int, ...]) -> Array:
 
 def _lie_in(pointer: Pointer, addresses: Array, size: int) -> bool:
     """Whether elements of this size all lie in a tensor, and as it lies in its storage."""
-    # Reductions by name: methods of arrays take twice as long for a few numbers.
-    if np.minimum.reduce(addresses, axis=None) < pointer.start:
-        return False
-    if np.maximum.reduce(addresses, axis=None) + size > pointer.end:
+    # Reductions by name: methods of arrays take twice as long for a few numbers. What is before the tensor is a huge
+    # number without a sign, and so is what has any bit of one.
+    offsets = (addresses - pointer.start).view(np.uint64)
+    last, bits = pointer.end - pointer.start - size, int(np.bitwise_or.reduce(offsets, axis=None))
+    if bits > last and int(np.maximum.reduce(offsets, axis=None)) > last:
         return False
     start = pointer.storage.start
-    return size == 1 or not np.bitwise_or.reduce(addresses - start if start & 15 else addresses, axis=None) & (size - 1)
+    return not (bits | pointer.start - start) & (size - 1) or _aligned(addresses - start, size)
+
+
+def _aligned(offsets: Array, size: int) -> bool:
+    return not int(np.bitwise_or.reduce(offsets, axis=None)) & (size - 1)

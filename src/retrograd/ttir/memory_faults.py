@@ -37,11 +37,12 @@ class AccessFaults:
         self.accesses = accesses
         self.kernel, self._faults, self._grid, self._library = kernel, faults, grid, library
         self.registers: Sequence[Any] | None = None
+        single = (a.arguments if a.arguments and len(a.arguments) == 1 else (-1,) for a in accesses)
+        self._only = [pointers.get(number) for (number,) in single]
 
     def only(self, access: MemoryAccess) -> Pointer | None:
-        if access.arguments is None or len(access.arguments) != 1:
-            return None
-        return self.pointers.get(next(iter(access.arguments)))
+        """The argument that leads to where an access goes, if no other does."""
+        return self._only[access.number]
 
     def decided_by_nothing(self, place: SourcePlace, program: int, what_for: str) -> None:
         """Note that memory which nobody has written decides an address, a mask or a branch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from retrograd.ttir.element_types import Array
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, LaunchRecord
 from retrograd.ttir.frames import EndlessLoopError
-from retrograd.ttir.kept_launches import KeptLaunches
+from retrograd.ttir.kept_launches import RACES, KeptLaunches
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import Storage
 
@@ -151,13 +151,16 @@ class Session:
         if self._trial is not None:
             self._trial.add(memory)
         others = self._orders - 1 if execution.programs > 1 and self._trial is None else 0
+        opposite = in_turns and not undecided and self._trial is None
         before = _Snapshot()
-        if others:
+        if others or opposite:
             before.add(memory)
         stuck = self.kept.stuck if self.kept is not None else dict[str, EndlessLoopError]()
         try:
             limit = self._limit // _FEWER if execution.kernel.name in stuck else self._limit
             execution.run(memory, seed, limit, self.printed)
+            if opposite and not any(f.kind in RACES and f.kernel == execution.kernel.name for f in faults):
+                self._in_opposite_order(execution, before, memory, faults)
             if others:
                 self._in_other_orders(execution, before, memory, seed, others)
         except EndlessLoopError as error:
@@ -168,6 +171,21 @@ class Session:
             raise first.with_traceback(None) from None
         record.order_matters = [memory.where(memory.accesses[number]) for number in sorted(memory.order_matters)]
         return record
+
+    def _in_opposite_order(self, execution: Execution, before: _Snapshot, first: Memory, faults: FaultList) -> None:
+        """Run a launch again, those first that came to their ends last, for races that the first order hides.
+
+        Who holds a lock before all others orders them by its release, whether or not they would have waited for it.
+        """
+        after, noticed = _Snapshot(), FaultList()
+        after.add(first)
+        before.restore()
+        with suppress(EndlessLoopError):  # programs that take turns by themselves may want others to go on meanwhile
+            execution.run(execution.memory(noticed), None, self._limit // _FEWER, lambda line: None)
+        after.restore()
+        for fault in noticed:
+            if fault.kind in RACES:
+                faults.add(fault)
 
     def _in_other_orders(self, execution: Execution, before: _Snapshot, first: Memory, seed: int, others: int) -> None:
         """Run a launch again in other orders of its programs, and note which stores leave other bits."""

@@ -124,7 +124,8 @@ class Line:
 
     def judge(self) -> tuple[float, float]:
         """What the gradient leaves unexplained, and what it may leave."""
-        limit = finite_differences.extrapolate(self.unexplained, _STEPS, self.noises()[0])
+        size = math.hypot(*(line.size() for line in (self, *self.others)))
+        limit = finite_differences.extrapolate(self.unexplained, _STEPS, self.noises()[0], size)
         return limit.value, self._allowed(limit.error)
 
     def least(self) -> float:

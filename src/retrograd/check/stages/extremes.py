@@ -201,7 +201,8 @@ def _moved(context: StageContext, plain: Case, name: str, label: str, shift: tor
     """A result by the reference with an input moved; None if it has none, or refuses such numbers."""
     moved = None
     with may_refuse():
-        moved = context.runner.reference(plain).run(torch.float64, Float64(), shift={name: shift}).get(label)
+        reference = context.runner.reference(plain)
+        moved = reference.run(torch.float64, reference.exactly(), shift={name: shift}).get(label)
     return None if moved is None else moved.detach()
 
 

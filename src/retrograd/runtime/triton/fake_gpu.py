@@ -26,6 +26,7 @@ _FIRST = torch.device("cuda", 0)
 _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _ASKS_DEVICE: Any = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 _WRAPPER = type(_ASKS_CUDA)
+_NAMES_PLACE = (str, torch.device)
 _PASSING = ("torch.utils._device", "torch.overrides")
 
 
@@ -46,12 +47,12 @@ class _OnCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A wrapper is made at each look, so that only equality holds.
         if type(func) is _WRAPPER:
-            asker = _asker(sys._getframe(1))
-            if func == _ASKS_CUDA and not asker.startswith(self._knowing):
+            if func == _ASKS_CUDA and not _asker(sys._getframe(1)).startswith(self._knowing):
                 return args[0] not in self._on_cpu
-            if func == _ASKS_DEVICE and self._devices and not asker.startswith((*self._knowing, "torch.")):
-                device = func(*args)
-                return _FIRST if device.type == "cpu" and args[0] not in self._on_cpu else device
+            device = func(*args, **(kwargs or {}))
+            if func == _ASKS_DEVICE and self._devices and device.type == "cpu" and args[0] not in self._on_cpu:
+                return device if _asker(sys._getframe(1)).startswith((*self._knowing, "torch.")) else _FIRST
+            return device  # or whatever else is asked for, a shape mostly: a third of all calls
         if func is torch.Tensor.cuda:
             return self._moved(args[0], args[0])
         if self._devices and func is torch.Tensor.get_device:
@@ -63,9 +64,10 @@ class _OnCpu(TorchFunctionMode):
             return func(*args, **kwargs)
         if "pin_memory" in kwargs:
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-        if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, (*args, *kwargs.values())))):
+        places = [value for value in (*args, *kwargs.values()) if isinstance(value, _NAMES_PLACE)]
+        if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, places))):
             return self._kept(args[0] if args else None, func(*args, **kwargs))
-        if not any(_is_cuda(value) for value in (*args, *kwargs.values())):
+        if not any(map(_is_cuda, places)):
             return func(*args, **kwargs)
         keywords = {name: _place(value) if name == "device" else value for name, value in kwargs.items()}
         result = func(*map(_place, args), **keywords)
