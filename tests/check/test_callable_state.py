@@ -93,3 +93,18 @@ def test_what_the_op_itself_keeps_is_still_found():
 
     spec = rg.op(op, lambda x: x * 2, dict(x=rg.tensor("N", 3)), name="keeps")
     assert rg.verify(spec, level="quick", only=["state"]).verdict == "finding"
+
+
+def test_a_tuple_that_has_no_length_is_looked_through():
+    class Parts(tuple):
+        def __len__(self):
+            raise NotImplementedError
+
+    parts = Parts((2.0, torch.ones(1)))
+
+    def scaled(x):
+        first, one = tuple.__iter__(parts)
+        return first * x * one.to(x)
+
+    report = rg.verify(scaled, reference=scaled, inputs=dict(x=rg.tensor("N")), level="quick", only=["oracle"])
+    assert report.verdict == "proved", report

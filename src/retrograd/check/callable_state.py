@@ -89,12 +89,14 @@ def _bindings(fn: Callable[..., Any]) -> _Bindings:
         elif isinstance(value, partial):
             waiting += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, dict):
-            kept.mappings.append((value, dict(value)))
-            waiting += value.values()
+            kept.mappings.append((value, dict(dict.items(value))))
+            waiting += dict.values(value)
         elif isinstance(value, list):
-            kept.lists.append((value, list(value)))
-            waiting += value
-        elif isinstance(value, (tuple, set, frozenset)):
+            kept.lists.append((value, [*list.__iter__(value)]))
+            waiting += list.__iter__(value)
+        elif isinstance(value, tuple):  # not by what a class makes of one: those of e3nn have no length
+            waiting += tuple.__iter__(value)
+        elif isinstance(value, (set, frozenset)):
             waiting += value
         else:
             waiting.append(getattr(value, "__dict__", None))
