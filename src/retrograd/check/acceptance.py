@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "oracle": _VALUES,
     "adjoint": ("not-the-derivative", "raises"),
     "layouts": _VALUES,
-    "shapes": _VALUES,
+    "shapes": (*_VALUES, "input"),
     "kinks": ("beyond-kink", "raises"),
     "state": (
         "kept-buffer", "carried-over", "second-backward", "two-graphs", "stale-copy", "stream", "device", "raises",
