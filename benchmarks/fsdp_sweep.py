@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fsdp"))
 
 import faults
 import recipes
+from fsdp_fresh import words
 
 from retrograd import trace
 
@@ -455,15 +456,6 @@ def train(case: str, rank: int, folder: Path) -> None:
     nowhere = sum(not op.owner for op in recorder.trace.ops)
     print(f"TRACE {recorder.engine} {len(recorder.trace.ops)} operators, {nowhere} of nothing, {lost}", file=sys.stderr)
     return None
-
-
-def words(ends: dict[int, dict[str, Any]]) -> str:
-    """What the recorder said on any rank."""
-    text = "\n".join(end["text"] for end in ends.values())
-    lines = re.findall(
-        r"(?:RanksDifferError: |VerificationError: |retrograd\.fsdp: |StepChangedWarning: |ranks differ ).*", text
-    )
-    return "\n".join(dict.fromkeys(lines))
 
 
 def fault_row(case: str) -> str:
