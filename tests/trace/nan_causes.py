@@ -358,6 +358,11 @@ def _rank(way: str, folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
+def _file(planned: Cause) -> str:
+    """The file of the line; what has none of its own errs in the optimizer's step here."""
+    return Path(__file__ if planned.line == STEP_LINE else inspect.getfile(planned.make)).name
+
+
 def run(way: str) -> dict[str, dict[str, Any]]:
     """The verdict of each cause in one way, and whether operator, line, reason and rank are right."""
     from retrograd.trace import load
@@ -376,7 +381,7 @@ def run(way: str) -> dict[str, dict[str, Any]]:
             op = verdict.op
             right = {
                 "operator": op is not None and base_name(op.name) in planned.operators.split(),
-                "line": op is not None and op.place.endswith(f"nan_causes.py:{planned.line}"),
+                "line": op is not None and op.place.endswith(f"{_file(planned)}:{planned.line}"),
                 "reason": bool(re.search(planned.reason, verdict.reason)),
                 "rank": verdict.rank == (0 if way == "single" or "zero" in planned.options else 1),
                 "step": op is not None and op.step == (0 if "zero" in planned.options else BAD_STEP),
