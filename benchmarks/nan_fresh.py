@@ -1,9 +1,10 @@
-"""Forty further causes of NaN and Inf, of what people do in losses, layers and optimizers: how many does `trace nan` tell?
+"""Forty further causes of NaN and Inf, of losses, layers and optimizers: how many does `trace nan` tell?
 
     python benchmarks/nan_fresh.py single              one process; ddp and fsdp: two gloo ranks, of which rank 1 errs
 
-Operators, lines and words of the reason were written before any of them had run, and are kept as they were; the network
-and its steps are those of tests/trace/nan_causes.py, whose forty causes these are not. Results: docs/trace.md.
+Operators, lines and words of the reason were written before any of them had run; the network and its steps are those of
+tests/trace/nan_causes.py, whose forty causes these are not. Three have changed since: positions of up to 60000 and a
+cast to float8_e4m3fn, which saturates, made no NaN, and the determinant's logarithm is one operator. Results: docs/trace.md.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def mean_over_the_neighbours_of_a_lone_node(h):
 
 @cause("_to_copy to", "overflow.*65504")
 def positions_in_half(h):
-    positions = torch.arange(0, 80000, 20000).to(torch.float16)  #!
+    positions = torch.arange(0, 100000, 25000).to(torch.float16)  #!
     return (h[:, 0] * positions.float().sin()).sum()
 
 
@@ -184,9 +185,9 @@ def standard_deviation_in_half(h):
     return (torch.randn(4, 8) * (h * 0 + 12).half().exp().float()).sum()  #!
 
 
-@cause("_to_copy to", "overflow.*448")
+@cause("_to_copy to", "overflow.*57344")
 def cast_to_float8(h):
-    return (h * 0 + 1000).to(torch.float8_e4m3fn).float().sum()  #!
+    return (h * 0 + 1e5).to(torch.float8_e5m2).float().sum()  #!
 
 
 @cause("where", "nan|NaN")
@@ -224,7 +225,7 @@ def vectors_of_equal_eigenvalues(h):
     return vectors.sum()
 
 
-@cause("log", r"log\(0\)")
+@cause("_linalg_slogdet", r"log\(0\)")
 def volume_of_a_flat_map(h):
     return torch.logdet(h[:, :4] * 0 + torch.ones(4, 4))  #!
 
@@ -262,9 +263,13 @@ def zero_by_zero_beside_loss_scaling(h):
     return ((h * 0) / (h.detach() * 0)).sum()  #!
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the causes that are registered, in the way that is asked for, and say which are not told."""
     torch.set_num_threads(1)
-    assert len(nan_causes.CAUSES) == 40
     answers = nan_causes.run(sys.argv[1])
     wrong = {name: answer for name, answer in answers.items() if not all(answer["right"].values())}
     sys.stdout.write(json.dumps(wrong, indent=1) + f"\n{len(answers) - len(wrong)} of {len(answers)} right\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,7 @@ class Cause:
     operators: str  # any of these
     reason: str  # a regular expression
     line: int = 0
+    file: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -53,7 +54,8 @@ def cause(operators: str, reason: str, **options: Any) -> Callable[[Callable[...
     def register(make: Callable[..., torch.Tensor]) -> Any:
         lines, first = inspect.getsourcelines(make)
         marked = [first + at for at, text in enumerate(lines) if text.rstrip().endswith("#!")]
-        CAUSES[make.__name__] = Cause(make, operators, reason, marked[0] if marked else STEP_LINE, options)
+        where = (marked[0], inspect.getfile(make)) if marked else (STEP_LINE, __file__)
+        CAUSES[make.__name__] = Cause(make, operators, reason, where[0], Path(where[1]).name, options)
         return make
 
     return register
@@ -358,11 +360,6 @@ def _rank(way: str, folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def _file(planned: Cause) -> str:
-    """The file of the line; what has none of its own errs in the optimizer's step here."""
-    return Path(__file__ if planned.line == STEP_LINE else inspect.getfile(planned.make)).name
-
-
 def run(way: str) -> dict[str, dict[str, Any]]:
     """The verdict of each cause in one way, and whether operator, line, reason and rank are right."""
     from retrograd.trace import load
@@ -381,7 +378,10 @@ def run(way: str) -> dict[str, dict[str, Any]]:
             op = verdict.op
             right = {
                 "operator": op is not None and base_name(op.name) in planned.operators.split(),
-                "line": op is not None and op.place.endswith(f"{_file(planned)}:{planned.line}"),
+                "line": op is not None
+                and any(
+                    place.endswith(f"{planned.file}:{planned.line}") for place in (op.place, op.inside.split(": ")[0])
+                ),
                 "reason": bool(re.search(planned.reason, verdict.reason)),
                 "rank": verdict.rank == (0 if way == "single" or "zero" in planned.options else 1),
                 "step": op is not None and op.step == (0 if "zero" in planned.options else BAD_STEP),

@@ -17,7 +17,7 @@ from retrograd.core.notebook import Shown
 from retrograd.core.schema import Record
 from retrograd.trace import gradient_scaling, nan_reasons
 from retrograd.trace.diffing.identity import base_name, names
-from retrograd.trace.schema import BACKWARD, Op, Stats, Trace
+from retrograd.trace.schema import BACKWARD, FORWARD, Op, Stats, Trace
 
 SCHEMA = "retrograd.provenance/1"
 _MAX_PATH = 12  # operators of the path that are kept
@@ -26,6 +26,7 @@ _VIEWS = names(
     "view reshape _unsafe_view as_strided alias detach t transpose permute unsqueeze squeeze expand slice narrow split "
     "select split_with_sizes chunk unbind"
 )
+_CONSTANTS = names("scalar_tensor full full_like new_full fill")
 MADE, OUTSIDE, UNSEEN, RECEIVED, NOTHING = "made", "outside", "unseen", "received", ""
 
 
@@ -119,8 +120,11 @@ def provenance(trace: Trace, *, step: int | None = None, begin: int = 0, births:
     for kind in ("nan", "inf"):
         first = history.first(kind)
         if first is not None:
-            path = history.path_to(first, kind)
-            origin, op, tensor, reason = history.cause(path, kind)
+            path, sought = history.path_to(first, kind), kind
+            if kind == "nan" and (loss := history.infinite_loss(path[0])) is not None:
+                facts["notes"] += (f"the first NaN is in its backward, made by {path[0].name}{_at(path[0])}",)
+                path, sought = history.path_to(loss, "inf"), "inf"
+            origin, op, tensor, reason = history.cause(path, sought)
             facts["notes"] += (*history.earlier_infinity(path), *history.skipped_notes())
             return Provenance(kind, origin, op, tensor, reason, tuple(path[:_MAX_PATH]), **facts)
     facts["notes"] += tuple(history.skipped_notes())
@@ -148,6 +152,7 @@ class _History:
         self.producers: dict[int, Op] = {}
         self.writers: dict[int, list[Op]] = {}
         self.deliberate: set[int] = set()  # values with infinities that were written as such
+        self.constants: set[int] = set()  # values that are NaN as a whole since they were written so
         for op in ops:
             deliberate = nan_reasons.writes_infinity(op) or any(self._is_mask(s) for s in op.inputs)
             for stats in op.outputs:
@@ -156,6 +161,8 @@ class _History:
                     self.writers.setdefault(stats.storage, []).append(op)
                 if deliberate and stats.inf and not stats.nan:
                     self.deliberate.add(stats.tensor)
+            if base_name(op.name) in _CONSTANTS and nan_reasons.writes_nan(op):
+                self.constants |= {stats.tensor for stats in op.outputs}
 
     def first(self, kind: str) -> Op | None:
         """The first operator that has or reads such a value; not one that only handles masks or what a scaler skips."""
@@ -169,6 +176,9 @@ class _History:
             base_name(op.name) in _VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
         )
         seen = () if unread else (*op.inputs, *op.outputs)
+        if any(stats.nan and stats.tensor in self.constants for stats in seen):
+            # A branch of `where` that nobody takes, a buffer before it is filled, what nanmean leaves out: no harm yet.
+            seen = tuple(s for s in op.outputs if s.tensor not in self.constants)
         return any(_has(stats, kind) and not (kind == "inf" and self._is_mask(stats)) for stats in seen)
 
     def _is_unwritten(self, stats: Stats, reader: Op) -> bool:
@@ -243,6 +253,17 @@ class _History:
         reason = nan_reasons.explain(first)
         return [f"an Inf was made before, by {first.name}{_at(first)}" + (f": {reason}" if reason else "")]
 
+    def infinite_loss(self, op: Op) -> Op | None:
+        """The loss, if it was infinite already and has made an operator of its backward make a NaN of finite numbers."""
+        if op.phase != BACKWARD or self._bad_input(op, "nan") is not None:
+            return None
+        # backward() begins with ones like the loss.
+        before = (other for other in reversed(self.ops[: op.index]) if other.phase == FORWARD)
+        loss = next((other for other in before if base_name(other.name) == "ones_like"), None)
+        if loss is None or loss.step != op.step or not self._handles(loss, "inf") or self._scaled(loss, "inf"):
+            return None
+        return loss
+
     def cause(self, path: list[Op], kind: str) -> tuple[str, Op, Stats | None, str]:
         """Origin, operator, tensor and reason, for a path of `path_to`."""
         op = path[0]
@@ -290,7 +311,9 @@ class _History:
             stats
             for sought in dict.fromkeys((kind, "nan", "inf"))
             for stats in op.inputs
-            if _has(stats, sought) and not (sought == "inf" and self._is_mask(stats))
+            if _has(stats, sought)
+            and not (sought == "inf" and self._is_mask(stats))
+            and not (stats.tensor in self.constants and base_name(op.name) == "where")
         ]
         if bad and op.name.startswith("fsdp::"):  # memory that nobody has written is where it copies to
             bad.sort(key=lambda stats: self._is_unwritten(stats, op))

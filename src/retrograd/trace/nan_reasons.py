@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable
 
+from retrograd.trace import function_domains
 from retrograd.trace.diffing.identity import base_name, names
 from retrograd.trace.schema import Op, Stats
 
@@ -29,6 +30,7 @@ NORMAL = {
     "float8_e5m2": (-14, 15),
 }
 _LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
+_NAN = re.compile(r"(?:^|=|[\[ ])nan\b")
 _FACTOR = re.compile(r"\b(alpha|lr)=(-?inf|nan)\b")  # of a step of an optimizer: no mask
 _SUMS = names("mm bmm addmm baddbmm addmv mv dot convolution sum cumsum mean linear conv2d")
 _PRODUCTS = names("mul pow square addcmul prod cumprod _foreach_mul")
@@ -47,11 +49,16 @@ def writes_infinity(op: Op) -> bool:
     return bool(_LITERAL.search(f" {_FACTOR.sub('', op.arguments)}"))
 
 
+def writes_nan(op: Op) -> bool:
+    """Whether a NaN is among the arguments, as in full((), nan) of a branch of `where`: it is deliberate there."""
+    return bool(_NAN.search(_FACTOR.sub("", op.arguments)))
+
+
 def explain(op: Op) -> str:
     """The reason in a sentence; "" where none is plain."""
     nan = any(s.nan for s in op.outputs)
     last = _from_infinities if nan else _overflow
-    for rule in (_empty_reduction, _without_eps, _infinite_factor, _huge_argument, _by_name, last):
+    for rule in (_written, _empty_reduction, _without_eps, _infinite_factor, _huge_argument, _by_name, last):
         reason = rule(op, nan)
         if reason:
             return reason
@@ -85,6 +92,13 @@ def _range(op: Op) -> tuple[float, float]:
 
 def _largest(op: Op) -> float:
     return LARGEST.get(next((s.dtype for s in op.outputs if s.bad), ""), math.inf)
+
+
+def _written(op: Op, nan: bool) -> str:
+    """NaN where a condition or a mask asked for it."""
+    if nan and base_name(op.name) == "where" and any(s.nan == math.prod(s.shape) for s in op.inputs):
+        return "NaN is written deliberately: it is one of the two that the condition chooses from"
+    return "NaN is written deliberately: it is among the arguments" if nan and writes_nan(op) else ""
 
 
 def _empty_reduction(op: Op, nan: bool) -> str:
@@ -166,7 +180,7 @@ def _root(op: Op, nan: bool, name: str) -> str:
     low, zeros = _range(op)[0], op.inputs[0].zero
     if nan and low < 0:
         return f"{name} of negative numbers: its input goes down to {low:.4g}"
-    if not nan and zeros and name in ("rsqrt", "reciprocal"):
+    if not nan and zeros and name.endswith(("rsqrt", "reciprocal")):
         return f"{name}(0): its input has {zeros} zeros"
     return ""
 
@@ -183,23 +197,14 @@ def _power(op: Op, nan: bool, name: str) -> str:
     return ""
 
 
-def _arc(op: Op, nan: bool, name: str) -> str:
-    largest = max(map(abs, _range(op)))
-    if name == "atanh" and not nan and largest >= 1:
-        return "atanh of 1 or -1 is infinite"
-    if nan and largest > 1:
-        return f"{name} outside of -1 to 1: its input has {spread(op.inputs[0])}"
-    return ""
-
-
 # All but the first are asked where the range of the first input is known.
 _RULES: dict[str, Callable[[Op, bool, str], str]] = {
     **dict.fromkeys(("div", "true_divide", "_foreach_div", "remainder", "fmod", "addcdiv", "reciprocal_div"), _divided),
     **dict.fromkeys(("exp", "exp2", "expm1", "_foreach_exp", "cosh", "sinh"), _exponential),
-    **dict.fromkeys(("log", "log2", "log10", "log1p"), _logarithm),
-    **dict.fromkeys(("sqrt", "rsqrt", "reciprocal"), _root),
-    **dict.fromkeys(("acos", "asin", "atanh"), _arc),
-    "pow": _power,
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "_foreach_log"), _logarithm),
+    **dict.fromkeys(("sqrt", "rsqrt", "reciprocal", "_foreach_sqrt", "_foreach_rsqrt", "_foreach_reciprocal"), _root),
+    **dict.fromkeys(("pow", "float_power", "_foreach_pow"), _power),
+    **function_domains.RULES,
 }
 
 
@@ -209,7 +214,7 @@ def _by_name(op: Op, nan: bool) -> str:
     reason = rule(op, nan, name) if rule is not None and (rule is _divided or _input(op, 0)) else ""
     # The derivatives of sqrt, log, pow and norm are infinite at 0.
     function = op.node.rstrip("0123456789").removesuffix("Backward")
-    return f"{reason}, in the derivative of {function.lower()}" if reason and function else reason
+    return f"{reason}, in the derivative of {function.lower()}" if reason and function and not op.inside else reason
 
 
 def _from_infinities(op: Op, nan: bool) -> str:

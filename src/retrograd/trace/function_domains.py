@@ -1,0 +1,114 @@
+"""Where functions of one number end, and where they are infinite: reasons of a NaN or Inf by the range of an input. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from retrograd.trace.schema import Op, Stats
+
+INF = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Numbers outside of `low` to `high` give NaN, and those in `poles` an infinity; `at` is which input it is."""
+
+    low: float = -INF
+    high: float = INF
+    poles: tuple[float, ...] = ()
+    at: int = 0
+    negative_integers: bool = False  # poles, too
+
+
+_GAMMA = Domain(poles=(0,), negative_integers=True)
+_PROBABILITY = Domain(0, 1, (0, 1))
+DOMAINS = {
+    "acos": Domain(-1, 1),
+    "asin": Domain(-1, 1),
+    "atanh": Domain(-1, 1, (-1, 1)),
+    "acosh": Domain(low=1),
+    "erfinv": Domain(-1, 1, (-1, 1)),
+    "logit": _PROBABILITY,
+    "special_ndtri": _PROBABILITY,
+    "lgamma": _GAMMA,
+    "digamma": _GAMMA,
+    "polygamma": _GAMMA,
+    "xlogy": Domain(0, INF, (0,), at=1),
+    "special_xlog1py": Domain(-1, INF, (-1,), at=1),
+    "special_bessel_y0": Domain(0, INF, (0,)),
+    "special_bessel_y1": Domain(0, INF, (0,)),
+    "special_modified_bessel_k0": Domain(0, INF, (0,)),
+    "special_modified_bessel_k1": Domain(0, INF, (0,)),
+    "special_zeta": Domain(1, INF, (1,)),
+}
+_SOLVES = frozenset(
+    "linalg_lu_solve lu_solve _linalg_solve_ex linalg_inv_ex linalg_solve_triangular triangular_solve".split()
+)
+
+
+def outside_of_domain(op: Op, nan: bool, name: str) -> str:
+    """The reason where an input is outside of the function's domain or at a pole; "" where it is not plain."""
+    domain = DOMAINS[name]
+    stats = _known(op, domain.at)
+    if stats is None:
+        return ""
+    low, high = stats.low or 0.0, stats.high or 0.0
+    reach = f"its input {domain.at + 1} has" if domain.at else "its input has"
+    reach += f" {low:.4g}" + f" to {high:.4g}" * (low != high)
+    if nan and not domain.low <= low <= high <= domain.high:
+        if math.isinf(domain.high):
+            return f"{name} of numbers below {domain.low:g}: {reach}"
+        return f"{name} outside of {domain.low:g} to {domain.high:g}: {reach}"
+    poles = [f"{pole:g}" for pole in domain.poles if low <= pole <= high and (pole or stats.zero)]
+    poles += ["negative integers"] * (domain.negative_integers and low <= -1)
+    return f"{name} of {' or '.join(poles)} is infinite: {reach}" if poles and not nan else ""
+
+
+def _singular(op: Op, nan: bool, name: str) -> str:
+    return "the matrix is singular: a pivot, or a number on the diagonal of a triangular one, is 0"
+
+
+def _determinant(op: Op, nan: bool, name: str) -> str:
+    return "" if nan else "log(0) is -inf: the determinant is 0, of a matrix that is singular"
+
+
+def _connectionist(op: Op, nan: bool, name: str) -> str:
+    return (
+        "a target is longer than its input allows, of which the loss is infinite (labels that repeat need one more step "
+        "each); zero_infinity=True leaves such out"
+    )
+
+
+def _weight_norm(op: Op, nan: bool, name: str) -> str:
+    direction = _known(op, 0)
+    return (
+        "0/0: the norm of a row of the weight's direction is zero" if direction is not None and direction.zero else ""
+    )
+
+
+def _running_variance(op: Op, nan: bool, name: str) -> str:
+    """Of a batch norm in evaluation, whose last input is the variance."""
+    variance = _known(op, len(op.inputs) - 1)
+    if variance is None or not nan or "train=True" in op.arguments or "training=True" in op.arguments:
+        return ""
+    low = variance.low or 0.0
+    return f"root of a negative number: the running variance goes down to {low:.4g}" if low < 0 else ""
+
+
+RULES: dict[str, Callable[[Op, bool, str], str]] = {
+    **dict.fromkeys(DOMAINS, outside_of_domain),
+    **dict.fromkeys(_SOLVES, _singular),
+    "_linalg_slogdet": _determinant,
+    **dict.fromkeys(("_ctc_loss", "_cudnn_ctc_loss"), _connectionist),
+    "_weight_norm_interface": _weight_norm,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"), _running_variance
+    ),
+}
+
+
+def _known(op: Op, at: int) -> Stats | None:
+    """An input of which the range is known."""
+    return op.inputs[at] if at < len(op.inputs) and op.inputs[at].low is not None else None
