@@ -4,7 +4,7 @@
 
 Operators, lines and words of the reason were written before any of them had run; the network and its steps are those of
 tests/trace/nan_causes.py, whose forty causes these are not. Three have changed since: positions of up to 60000 and a
-cast to float8_e4m3fn, which saturates, made no NaN, and the determinant's logarithm is one operator. Results: docs/trace.md.
+cast to float8_e4m3fn, which saturates, made no NaN, and a determinant's logarithm is one operator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where functions of one number end, and where they are infinite: reasons of a NaN or Inf by the range of an input. No torch."""
+"""Where functions end and where they are infinite: reasons of a NaN or Inf by the range of an input. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from retrograd.trace.diffing.identity import names
 from retrograd.trace.schema import Op, Stats
 
 INF = math.inf
@@ -43,9 +44,7 @@ DOMAINS = {
     "special_modified_bessel_k1": Domain(0, INF, (0,)),
     "special_zeta": Domain(1, INF, (1,)),
 }
-_SOLVES = frozenset(
-    "linalg_lu_solve lu_solve _linalg_solve_ex linalg_inv_ex linalg_solve_triangular triangular_solve".split()
-)
+_SOLVES = names("linalg_lu_solve lu_solve _linalg_solve_ex linalg_inv_ex linalg_solve_triangular triangular_solve")
 
 
 def outside_of_domain(op: Op, nan: bool, name: str) -> str:
@@ -76,8 +75,8 @@ def _determinant(op: Op, nan: bool, name: str) -> str:
 
 def _connectionist(op: Op, nan: bool, name: str) -> str:
     return (
-        "a target is longer than its input allows, of which the loss is infinite (labels that repeat need one more step "
-        "each); zero_infinity=True leaves such out"
+        "a target is longer than its input allows, of which the loss is infinite (labels that repeat need one more "
+        "step each); zero_infinity=True leaves such out"
     )
 
 

@@ -254,7 +254,7 @@ class _History:
         return [f"an Inf was made before, by {first.name}{_at(first)}" + (f": {reason}" if reason else "")]
 
     def infinite_loss(self, op: Op) -> Op | None:
-        """The loss, if it was infinite already and has made an operator of its backward make a NaN of finite numbers."""
+        """The loss, if it was infinite before an operator of its backward made a NaN of finite numbers."""
         if op.phase != BACKWARD or self._bad_input(op, "nan") is not None:
             return None
         # backward() begins with ones like the loss.
