@@ -30,17 +30,17 @@ class Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         (scale,) = ctx.saved_tensors
-        return gradient / scale, None
+        return gradient / scale, None  #!
 
 
 class Entropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, p):
         ctx.mark_non_differentiable(p)
-        return (p * p.log()).sum()
+        return (p * p.log()).sum()  #!
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, gradient):  # noqa: ARG004
         return gradient
 
 
@@ -49,14 +49,14 @@ class RootMeanSquare(nn.Module):
         return x / x.pow(2).mean(-1, keepdim=True).sqrt()
 
 
-@cause("div", "division by zero")
+@cause("div", "division by zero", within=Scaled.backward)
 def own_backward_that_divides(h):
-    return Scaled.apply(h, h.detach() * 0).sum()  #!
+    return Scaled.apply(h, h.detach() * 0).sum()
 
 
-@cause("log", r"log\(0\)")
+@cause("log", r"log\(0\)", within=Entropy.forward)
 def own_forward_with_a_logarithm(h):
-    return Entropy.apply(h.detach() * 0) + h.sum()  #!
+    return Entropy.apply(h.detach() * 0) + h.sum()
 
 
 @cause("div", "0/0")
@@ -137,9 +137,8 @@ def target_that_is_masked(h):
 
 @cause("binary_cross_entropy_with_logits", "inf")
 def logits_that_are_masked(h):
-    return F.binary_cross_entropy_with_logits(
-        h.masked_fill(torch.arange(8) < 4, -torch.inf), torch.full((4, 8), 0.5)
-    )  #!
+    masked = h.masked_fill(torch.arange(8) < 4, -torch.inf)
+    return F.binary_cross_entropy_with_logits(masked, torch.full((4, 8), 0.5))  #!
 
 
 @cause("mean sum", "mask|inf")

@@ -52,7 +52,7 @@ def cause(operators: str, reason: str, **options: Any) -> Callable[[Callable[...
     """Register a function; the line ending in #! is that of the cause."""
 
     def register(make: Callable[..., torch.Tensor]) -> Any:
-        lines, first = inspect.getsourcelines(make)
+        lines, first = inspect.getsourcelines(options.get("within", make))
         marked = [first + at for at, text in enumerate(lines) if text.rstrip().endswith("#!")]
         where = (marked[0], inspect.getfile(make)) if marked else (STEP_LINE, __file__)
         CAUSES[make.__name__] = Cause(make, operators, reason, where[0], Path(where[1]).name, options)

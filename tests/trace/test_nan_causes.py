@@ -37,6 +37,13 @@ def test_every_planted_cause_is_told(way):
     assert {name: answer for name, answer in answers.items() if not all(answer["right"].values())} == {}
 
 
+@pytest.mark.parametrize("name", ["nan_fresh", "nan_unseen"])
+def test_every_further_cause_is_told(name):
+    script = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    done = subprocess.run([sys.executable, script, "single"], capture_output=True, text=True, check=True, timeout=280)
+    assert done.stdout == "{}\n40 of 40 right\n"
+
+
 def test_without_a_cause_there_is_none():
     for name in ("log_of_zero", "adam_without_eps"):
         recorder = nan_causes.train(name, nan_causes.Net(), False, python_record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -207,3 +208,87 @@ def test_the_listing_survives_json_and_refuses_another_version():
     assert trace.Listing.from_json(found.to_json()) == found
     with pytest.raises(UsageError, match=r"listing of a trace has schema 'retrograd\.trace-listing/0', this version"):
         trace.Listing.from_json(found.to_json().replace("listing/1", "listing/0"))
+
+
+def _weights():
+    return torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
+
+
+def _branch_not_chosen(x):
+    return torch.where(x > 2, torch.nan, x).sum()
+
+
+def _buffer_filled_later(x):
+    rows = torch.full((4, 8), torch.nan)
+    for number, row in enumerate(x.detach()):
+        rows[number] = row
+    return (rows * x).sum()
+
+
+def _missing_values_left_out(x):
+    return x.sum() + torch.full((3,), torch.nan).nan_to_num().sum()
+
+
+def _mask_written_into_a_view(x):
+    scores = x * 1
+    scores[:, 0] = -torch.inf
+    return scores.softmax(-1)[:, 1:].square().sum()
+
+
+def _masked_classes(x):
+    return F.cross_entropy(x.masked_fill(torch.arange(8) < 4, -torch.inf), torch.tensor([5, 6, 7, 4]))
+
+
+def _determinant(x):
+    return torch.logdet(x[:, :4] * 0 + torch.eye(4))
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        _branch_not_chosen, _buffer_filled_later, _missing_values_left_out, _mask_written_into_a_view, _masked_classes,
+        _determinant,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("level", ["fast", "full"])
+def test_what_is_written_deliberately_is_no_finding(healthy, level):
+    found = of(lambda: healthy(_weights()).backward(), level=level)
+    assert (found.found, found.op, found.exit_code) == ("", None, 0)
+
+
+def _branch_chosen(x):
+    return torch.where(x > 0, torch.nan, x).sum()  #!
+
+
+def _row_of_the_buffer_left(x):
+    rows = torch.full((4, 8), torch.nan)  #!
+    rows[:3] = 0
+    return (rows * x).sum()
+
+
+def _masked_target(x):
+    scores = x.masked_fill(torch.arange(8) < 4, -torch.inf)
+    return F.cross_entropy(scores, torch.tensor([5, 6, 1, 4]))  #!
+
+
+def _infinite_before_the_backward(x):
+    p, q = x.softmax(-1), torch.tensor([0.5, 0.5, 0, 0, 0, 0, 0, 0])
+    return (p * (p / q).log()).sum()  #!
+
+
+@pytest.mark.parametrize(
+    ("broken", "operator", "reason"),
+    [
+        (_branch_chosen, "where", "NaN is written deliberately"),
+        (_row_of_the_buffer_left, "full", "NaN is written deliberately"),
+        (_masked_target, "nll_loss_forward", "is not left out here and makes the loss infinite"),
+        (_infinite_before_the_backward, "div", "division by zero: the divisor has 6 zeros"),
+    ],
+)
+def test_what_is_written_deliberately_and_does_harm_is_found(broken, operator, reason):
+    found = of(lambda: broken(_weights()).backward())
+    lines, first = inspect.getsourcelines(broken)
+    at = first + next(number for number, text in enumerate(lines) if "#!" in text)
+    assert found.op.name.startswith(f"aten.{operator}.")
+    assert found.op.place.endswith(f"test_provenance.py:{at}")
+    assert reason in found.reason

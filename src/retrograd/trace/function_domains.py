@@ -65,6 +65,12 @@ def outside_of_domain(op: Op, nan: bool, name: str) -> str:
     return f"{name} of {' or '.join(poles)} is infinite: {reach}" if poles and not nan else ""
 
 
+def _entropy(op: Op, nan: bool, name: str) -> str:
+    stats = _known(op, 0)
+    low = 0.0 if stats is None else stats.low or 0.0
+    return f"{name} of numbers below 0 is -inf: its input goes down to {low:.4g}" if low < 0 and not nan else ""
+
+
 def _singular(op: Op, nan: bool, name: str) -> str:
     return "the matrix is singular: a pivot, or a number on the diagonal of a triangular one, is 0"
 
@@ -99,6 +105,7 @@ def _running_variance(op: Op, nan: bool, name: str) -> str:
 RULES: dict[str, Callable[[Op, bool, str], str]] = {
     **dict.fromkeys(DOMAINS, outside_of_domain),
     **dict.fromkeys(_SOLVES, _singular),
+    "special_entr": _entropy,
     "_linalg_slogdet": _determinant,
     **dict.fromkeys(("_ctc_loss", "_cudnn_ctc_loss"), _connectionist),
     "_weight_norm_interface": _weight_norm,

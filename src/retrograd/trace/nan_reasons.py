@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from retrograd.trace import function_domains
 from retrograd.trace.diffing.identity import base_name, names
-from retrograd.trace.schema import Op, Stats
+from retrograd.trace.schema import OPTIMIZER, Op, Stats
 
 LARGEST = {
     "float16": 65504.0,
@@ -30,8 +30,11 @@ NORMAL = {
     "float8_e5m2": (-14, 15),
 }
 _LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
+_NUMBER = r"-?\d[\d.]*(?:e[+-]?\d+)?"
 _NAN = re.compile(r"(?:^|=|[\[ ])nan\b")
 _FACTOR = re.compile(r"\b(alpha|lr)=(-?inf|nan)\b")  # of a step of an optimizer: no mask
+_ANY_FACTOR = re.compile(r"\b(\w+)=(-?inf|nan)\b")
+_SQUARES = names("var std var_mean std_mean mse_loss linalg_vector_norm norm dist cdist _cdist_forward renorm")
 _SUMS = names("mm bmm addmm baddbmm addmv mv dot convolution sum cumsum mean linear conv2d")
 _PRODUCTS = names("mul pow square addcmul prod cumprod _foreach_mul")
 _NORMS = names("native_layer_norm native_group_norm native_batch_norm _fused_rms_norm")
@@ -45,8 +48,8 @@ def only_allocates(op: Op) -> bool:
 
 
 def writes_infinity(op: Op) -> bool:
-    """Whether an infinity is among the arguments, as in masked_fill(mask, -inf): it is deliberate."""
-    return bool(_LITERAL.search(f" {_FACTOR.sub('', op.arguments)}"))
+    """Whether an infinity is among the arguments, as in masked_fill(mask, -inf): deliberate, if no optimizer's."""
+    return op.owner != OPTIMIZER and bool(_LITERAL.search(f" {_FACTOR.sub('', op.arguments)}"))
 
 
 def writes_nan(op: Op) -> bool:
@@ -128,8 +131,13 @@ def _without_eps(op: Op, nan: bool) -> str:
 
 
 def _infinite_factor(op: Op, nan: bool) -> str:
-    factor = _FACTOR.search(op.arguments)
+    factor = (_ANY_FACTOR if op.owner == OPTIMIZER else _FACTOR).search(op.arguments)
     return f"its {factor[1]}, of a learning rate perhaps, is {factor[2]}" if factor is not None else ""
+
+
+def infinite_factor(op: Op) -> str:
+    """The argument of an optimizer's operator that is infinite or NaN, in a sentence; "" if none is."""
+    return _infinite_factor(op, False)
 
 
 def _huge_argument(op: Op, nan: bool) -> str:
@@ -137,7 +145,7 @@ def _huge_argument(op: Op, nan: bool) -> str:
     if nan and base_name(op.name) in _PRODUCTS and re.search(r"\bother=-?inf\b", op.arguments):
         return "0 times inf: the other number is infinite" if any(s.zero for s in op.inputs) else ""
     dtype = "float64" if any(s.dtype == "float64" for s in op.outputs) else "float32"
-    for text in re.findall(r"\b(?:other|alpha|beta|value)=(-?\d[\d.e+]*)", op.arguments):
+    for text in re.findall(rf"\b(?:other|alpha|beta|value)=({_NUMBER})", op.arguments):
         if abs(float(text)) > LARGEST[dtype]:
             zeros = nan and base_name(op.name) in _PRODUCTS and any(s.zero for s in op.inputs)
             product = "; 0 times inf where the input is zero" if zeros else ""
@@ -180,13 +188,14 @@ def _root(op: Op, nan: bool, name: str) -> str:
     low, zeros = _range(op)[0], op.inputs[0].zero
     if nan and low < 0:
         return f"{name} of negative numbers: its input goes down to {low:.4g}"
-    if not nan and zeros and name.endswith(("rsqrt", "reciprocal")):
+    # 1/0 of a complex number is NaN, too.
+    if (not nan or op.inputs[0].dtype.startswith("complex")) and zeros and name.endswith(("rsqrt", "reciprocal")):
         return f"{name}(0): its input has {zeros} zeros"
     return ""
 
 
 def _power(op: Op, nan: bool, name: str) -> str:
-    exponent = re.search(r"exponent=(-?[\d.e+-]+)", op.arguments)
+    exponent = re.search(rf"exponent=({_NUMBER})", op.arguments)
     if exponent is None:
         return ""
     low, zeros, number = _range(op)[0], op.inputs[0].zero, float(exponent[1])
@@ -242,7 +251,7 @@ def _from_infinities(op: Op, nan: bool) -> str:
         return f"inf - inf or 0 times inf in a sum of products: {_where(op)}"
     if "norm" in name or name in ("var", "var_mean", "std"):
         return f"inf - inf where the mean is taken off: {_where(op)}"
-    return ""
+    return f"inf - inf, 0 times inf or inf / inf within it: {_where(op)}"
 
 
 def _where(op: Op) -> str:
@@ -257,7 +266,9 @@ def _overflow(op: Op, nan: bool) -> str:
     dtype = next(s.dtype for s in op.outputs if s.bad)
     limit = f"the largest {dtype} is {largest:.5g}"
     reached = ", ".join(f"{value:.4g}" for value in reach)
-    reached += "".join(f" ({text})" for text in re.findall(r"\b(?:other|alpha|value|exponent)=[\d.e+-]+", op.arguments))
+    reached += "".join(
+        f" ({text})" for text in re.findall(rf"\b(?:other|alpha|value|exponent)={_NUMBER}", op.arguments)
+    )
     top = max(reach)
     if "::" in op.name:
         return (
@@ -267,6 +278,8 @@ def _overflow(op: Op, nan: bool) -> str:
         return f"overflow: a number of {top:.4g} was cast to {dtype}, and {limit}"
     if name in _SUMS or "norm" in name or "backward" in name or name in _PRODUCTS or name in ("add", "sub"):
         return f"overflow: the inputs reach {reached}, and {limit}"
+    if name in _SQUARES and top * top * max(math.prod(op.inputs[0].shape), 1) > largest:
+        return f"overflow: squares of numbers that reach {reached} are added, and {limit}"
     if name == "div":
         return f"overflow: a quotient is too large ({limit}); the inputs reach {reached}"
     return ""

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from retrograd.errors import UsageError
-from retrograd.trace.nan_provenance import MADE, RECEIVED, Provenance, is_collective, provenance
+from retrograd.trace.nan_history import MADE, RECEIVED, is_collective
+from retrograd.trace.nan_provenance import Provenance, provenance
 from retrograd.trace.schema import Trace
 
 

@@ -1,0 +1,291 @@
+"""The operator that made each value of a trace, and the way of a NaN or Inf back to where it began. No torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from retrograd.trace import gradient_scaling, nan_reasons
+from retrograd.trace.diffing.identity import base_name, names
+from retrograd.trace.schema import BACKWARD, OPTIMIZER, Op, Stats
+
+_VIEWS = names(
+    "view reshape _unsafe_view as_strided alias detach t transpose permute unsqueeze squeeze expand slice narrow split "
+    "select split_with_sizes chunk unbind"
+)
+_CONSTANTS = names("scalar_tensor full full_like new_full fill")
+# Origins: of `nan_provenance.Provenance`.
+MADE, OUTSIDE, UNSEEN, RECEIVED, NOTHING = "made", "outside", "unseen", "received", ""
+
+
+def has(stats: Stats, kind: str) -> bool:
+    return bool(stats.nan) if kind == "nan" else bool(stats.inf)
+
+
+class History:
+    """The operator that made each value."""
+
+    def __init__(self, ops: Sequence[Op], step: int | None, begin: int) -> None:
+        self.ops = ops
+        self.searched = [op for op in ops if op.step >= begin and step in (None, op.step)]
+        self.skips = gradient_scaling.skips(ops)
+        self._overflows: dict[int, Op] = {}  # of each skip the first overflow
+        self.producers: dict[int, Op] = {}
+        self.writers: dict[int, list[Op]] = {}
+        self.deliberate: set[int] = set()  # values with infinities that were written as such
+        self.constants: set[int] = set()  # values that are NaN as a whole since they were written so
+        into: dict[int, bool] = {}  # of memory, whether the infinities that were written last are deliberate
+        for op in ops:
+            # x[0] = -inf writes to a view, and what is read then is x.
+            read = (s for s in op.inputs if s.inf and not s.nan and s.tensor not in self.producers)
+            self.deliberate |= {s.tensor for s in read if s.storage >= 0 and into.get(s.storage)}
+            # A number of the program, as in x[0] = inf, comes as a tensor of its own.
+            number = base_name(op.name) == "lift_fresh" and all(s.shape == () for s in op.outputs)
+            deliberate = number or nan_reasons.writes_infinity(op) or any(self._is_mask(s) for s in op.inputs)
+            for stats in op.outputs:
+                if all(stats.tensor != source.tensor for source in op.inputs):
+                    self.producers.setdefault(stats.tensor, op)
+                    self.writers.setdefault(stats.storage, []).append(op)
+                if stats.inf:
+                    into[stats.storage] = deliberate and not stats.nan
+                    self.deliberate |= {stats.tensor} if into[stats.storage] else set()
+            if number or (base_name(op.name) in _CONSTANTS and nan_reasons.writes_nan(op)):
+                self.constants |= {stats.tensor for stats in op.outputs}
+
+    def first(self, kind: str) -> Op | None:
+        """The first operator that has or reads such a value; not one that only handles masks or what a scaler skips."""
+        return next((op for op in self.searched if self._handles(op, kind) and not self._scaled(op, kind)), None)
+
+    def _handles(self, op: Op, kind: str) -> bool:
+        if op.name.startswith("fsdp::"):
+            return False  # copies into a part of new memory and returns all of it
+        # Memory that nobody has written holds anything; that counts where it is read.
+        unread = nan_reasons.only_allocates(op) or (
+            base_name(op.name) in _VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
+        )
+        seen = () if unread else (*op.inputs, *op.outputs)
+        if any(stats.nan and stats.tensor in self.constants for stats in seen):
+            # A branch of `where` that nobody takes, a buffer before it is filled, what nanmean leaves out: no harm yet.
+            seen = tuple(s for s in op.outputs if s.tensor not in self.constants)
+        return any(has(stats, kind) and not (kind == "inf" and self._is_mask(stats)) for stats in seen)
+
+    def _is_unwritten(self, stats: Stats, reader: Op) -> bool:
+        """Whether nobody has written to the memory of a value before another reads it."""
+        writers = self._writers(stats, reader)
+        return bool(writers) and all(
+            nan_reasons.only_allocates(w) or base_name(w.name) in _VIEWS or w.name == "fsdp::all_gather_copy_in"
+            for w in writers
+        )
+
+    def _scaled(self, op: Op, kind: str) -> bool:
+        """Whether it has its values from an overflow of scaled gradients in a step that GradScaler skips."""
+        skip = next((skip for skip in self.skips if skip.first <= op.index <= skip.last), None)
+        if skip is None:
+            return False
+        origin = self.path_to(op, kind)[0]
+        # What came from another rank in a skipped step is told by that rank's trace, if it is no such overflow.
+        overflows = self._bad_input(origin, kind) is None and (
+            is_collective(origin) or gradient_scaling.overflows(origin, skip)
+        )
+        if overflows:
+            self._overflows.setdefault(skip.last, origin)
+        return overflows
+
+    def skipped_notes(self) -> list[str]:
+        """A note on the overflows that were passed over."""
+        if not self._overflows:
+            return []
+        skip = next(skip for skip in self.skips if skip.last in self._overflows)
+        op = self._overflows[skip.last]
+        times = f"{len(self._overflows)} step{'s' * (len(self._overflows) > 1)}"
+        return [
+            f"GradScaler skipped {times} in which scaled gradients overflow, as it should; first in step {op.step} "
+            f"at scale {skip.scale:g}, {named(op)}"
+        ]
+
+    def births(self) -> list[list[tuple[Op, bool]]]:
+        """Operators that made a NaN or Inf, a list for each line, in order, with whether a scaler skips it."""
+        rows: dict[tuple[str, ...], list[tuple[Op, bool]]] = {}
+        for op in self.searched:
+            kind = next((k for k in ("nan", "inf") if any(has(s, k) for s in op.outputs)), None)
+            if kind is None or nan_reasons.only_allocates(op) or not self._handles(op, kind):
+                continue
+            if self._bad_input(op, kind) is None:
+                rows.setdefault((op.name, op.module, op.phase, op.place), []).append((op, self._scaled(op, kind)))
+        return list(rows.values())
+
+    def path_to(self, last: Op, kind: str, *, masks: bool = False) -> list[Op]:
+        """The operators from where the bad values behind an operator begin to the operator itself; of `masks`, too."""
+        path, here = [last], last
+        seen = {last.index}
+        while True:
+            source = self._bad_input(here, kind, masks=masks)
+            producer = None if source is None else self._producer(source, here)
+            if producer is None or producer.index in seen:
+                return path[::-1]
+            seen.add(producer.index)
+            path.append(producer)
+            here = producer
+
+    def earlier_infinity(self, path: list[Op]) -> list[str]:
+        """A note on an operator that made an Inf before all of this, though it is not on the path."""
+        first = next((op for op in self.ops if self._handles(op, "inf") and not self._scaled(op, "inf")), None)
+        if first is None or first.index >= path[0].index or self._bad_input(first, "inf") is not None:
+            return []
+        reason = nan_reasons.explain(first)
+        return [f"an Inf was made before, by {named(first)}" + (f": {reason}" if reason else "")]
+
+    def infinite_losses(self) -> Iterator[Op]:
+        """What each backward() begins with, ones like the loss, where the loss is infinite."""
+        following = {op.index: after for op, after in pairwise(self.ops)}
+        for op in self.searched:
+            after = following.get(op.index)
+            begins = base_name(op.name) == "ones_like" and after is not None and after.phase == BACKWARD
+            if begins and any(s.inf and s.shape == () for s in op.inputs) and not self._scaled(op, "inf"):
+                yield op
+
+    def infinite_loss(self, op: Op) -> Op | None:
+        """The loss, if it was infinite before an operator of its backward made a NaN of finite numbers."""
+        if op.phase != BACKWARD or self._bad_input(op, "nan") is not None:
+            return None
+        return next((loss for loss in self.infinite_losses() if loss.step == op.step and loss.index < op.index), None)
+
+    def cause_of_loss(self, loss: Op) -> tuple[list[Op], tuple[str, Op, Stats | None, str]]:
+        """Path and cause of an infinite loss; of a mask, where it came into a result of fewer elements."""
+        if self._handles(loss, "inf"):
+            path = self.path_to(loss, "inf")
+            return path, self.cause(path, "inf")
+        path = self.path_to(loss, "inf", masks=True)
+        sizes = [max((math.prod(s.shape) for s in op.outputs if s.inf), default=0) for op in path]
+        at = next((k for k in range(1, len(path)) if sizes[k] < sizes[k - 1]), 0)
+        op, tensor = path[at], next((s for s in path[at].outputs if s.inf), None)
+        return path[at:], (MADE, op, tensor, (
+            f"an infinity that {named(path[0])} wrote deliberately, as of a mask, is not left out here and "
+            "makes the loss infinite"
+        ))  # fmt: skip
+
+    def cause(self, path: list[Op], kind: str) -> tuple[str, Op, Stats | None, str]:
+        """Origin, operator, tensor and reason, for a path of `path_to`."""
+        op = path[0]
+        source = self._bad_input(op, kind)
+        if source is None and (forward := self._forward_of(op)) is not None:
+            op = forward
+        if source is None and is_collective(op):
+            # What it gave is known, and finite; its results are there later, and may have no statistics of their own.
+            return RECEIVED, op, next((s for s in op.outputs if s.bad), None), (
+                f"this rank gave `{op.name}` finite numbers: another rank gave the "
+                f"{'NaN' if kind == 'nan' else 'Inf'}, or the sum over ranks is too large"
+            )  # fmt: skip
+        if source is None:
+            reason = self._factor_before(op) or nan_reasons.explain(op)
+            return MADE, op, next((s for s in op.outputs if s.bad), None), reason
+        # A view computes nothing: the first to compute with it tells more.
+        if base_name(op.name) in _VIEWS:
+            after = (other for other in self.ops[op.index + 1 :] if base_name(other.name) not in _VIEWS)
+            op = next((other for other in after if any(s.storage == source.storage for s in other.inputs)), op)
+        before = self._writers(source, path[0])
+        if before and nan_reasons.only_allocates(before[0]):
+            return UNSEEN, op, source, (
+                f"it read memory that {named(before[0])} made and no recorded operator has filled: "
+                "it is uninitialised, or a kernel that is launched beside operators wrote it"
+            )  # fmt: skip
+        return OUTSIDE, op, source, _outside_reason(source, op)
+
+    def _factor_before(self, op: Op) -> str:
+        """An infinite factor among an optimizer's operators behind this one, whose results nobody counted."""
+        behind, seen = [op], {op.index}
+        while op.owner == OPTIMIZER and behind:
+            here = behind.pop()
+            if reason := nan_reasons.infinite_factor(here):
+                return reason
+            unknown = (self.producers.get(s.tensor) for s in here.inputs if s.nan is None)
+            found = [p for p in unknown if p is not None and p.owner == OPTIMIZER and p.index not in seen]
+            seen |= {other.index for other in found}
+            behind += found
+        return ""
+
+    def _forward_of(self, op: Op) -> Op | None:
+        """The forward that made an Inf itself where its derivative, which made one too, is infinite."""
+        function = op.node.rstrip("0123456789").removesuffix("Backward").lower()
+        if op.phase != BACKWARD or not function or any(s.nan for s in op.outputs):
+            return None
+        earlier = (other for other in self.ops[: op.index] if other.step == op.step and other.place == op.place)
+        return next(
+            (
+                other for other in earlier
+                if base_name(other.name) == function and any(s.inf for s in other.outputs)
+                and self._bad_input(other, "inf") is None
+            ),
+            None,
+        )  # fmt: skip
+
+    def _bad_input(self, op: Op, kind: str, *, masks: bool = False) -> Stats | None:
+        """The input that brought the bad values: NaN before Inf, and no mask unless those count."""
+        bad = [
+            stats
+            for sought in dict.fromkeys((kind, "nan", "inf"))
+            for stats in op.inputs
+            if has(stats, sought)
+            and not (sought == "inf" and not masks and self._is_mask(stats))
+            and not (stats.tensor in self.constants and base_name(op.name) == "where")
+        ]
+        if bad and op.name.startswith("fsdp::"):  # memory that nobody has written is where it copies to
+            bad.sort(key=lambda stats: self._is_unwritten(stats, op))
+        if bad:
+            return bad[0]
+        if base_name(op.name).startswith("_fused_") or re.search(r"_(\.|$)", op.name):
+            return None  # what it wrote in place says nothing of what was there before
+        # A tensor of which only a view is read has no counts.
+        shown = {s.storage for s in op.outputs if s.bad} - {-1}
+        return next((s for s in op.inputs if s.storage in shown and s.nan is None and s.low is None), None)
+
+    def _producer(self, source: Stats, reader: Op) -> Op | None:
+        """The operator that made a value; of a part of a tensor, the last that wrote bad values into its memory."""
+        producer = self.producers.get(source.tensor)
+        if producer is not None and producer.index < reader.index:
+            return None if nan_reasons.only_allocates(producer) else producer
+        before = self.ops[reader.index - 1] if reader.index else reader
+        if is_collective(before) and not self._writers(source, reader):
+            return before  # gloo reduces in memory of its own, and copies from there
+        writers = reversed(self._writers(source, reader))
+        # Of what a collective wrote nobody has counted: it is there only after a wait.
+        return next(
+            (w for w in writers if is_collective(w) or any(s.bad and s.storage == source.storage for s in w.outputs)),
+            None,
+        )
+
+    def _writers(self, source: Stats, reader: Op) -> list[Op]:
+        """The operators that wrote to the memory of a value before another read it; none where it is not known."""
+        known = self.writers.get(source.storage, ()) if source.storage >= 0 else ()
+        return [op for op in known if op.index < reader.index]
+
+    def _is_mask(self, stats: Stats) -> bool:
+        """Deliberate infinities: written as such, or between zeros, as an additive mask that came in."""
+        if not stats.inf or stats.nan:
+            return False
+        foreign = stats.tensor not in self.producers and stats.storage not in self.writers
+        return stats.tensor in self.deliberate or (foreign and stats.low == stats.high == 0)
+
+
+def is_collective(op: Op) -> bool:
+    """Whether other ranks have a part in its results."""
+    return op.name.startswith(("c10d::", "_c10d_functional::")) and not op.name.endswith("wait_tensor")
+
+
+def named(op: Op) -> str:
+    """Its name, with the line."""
+    return f"`{op.name}` ({op.place})" if op.place else f"`{op.name}`"
+
+
+def _outside_reason(source: Stats, op: Op) -> str:
+    counts = " and ".join(f"{n} {name}" for n, name in ((source.nan, "NaN"), (source.inf, "Inf")) if n)
+    if op.node == "AccumulateGrad":
+        before = "from a backward before the recording began"
+        return f"the gradient that the new one was added to already had {counts}, {before}"
+    if source.name:
+        when = f"before step {op.step}" if op.step else "before the recording began"
+        return f"the parameter or buffer `{source.name}` already had {counts} {when}"
+    tensor = f"a tensor of shape {list(source.shape)} that no recorded operator made"
+    return f"{tensor} already had {counts} when it was first read"
