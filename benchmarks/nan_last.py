@@ -2,7 +2,8 @@
 
     python benchmarks/nan_last.py single               one process; ddp and fsdp: two gloo ranks, of which rank 1 errs
 
-Operators, lines and words of the reason were written before any of them had run; F.batch_norm with eps=0, which torch refuses, has become another. Results: docs/trace.md.
+Operators, lines and words of the reason were written before any of them had run, and are kept but for
+F.batch_norm with eps=0, which torch refuses. Results: docs/trace.md.
 """
 
 from __future__ import annotations

@@ -8,14 +8,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from retrograd.trace import gradient_scaling, nan_reasons
-from retrograd.trace.diffing.identity import base_name, names
+from retrograd.trace.deliberate_values import VIEWS, DeliberateValues
+from retrograd.trace.diffing.identity import base_name
 from retrograd.trace.schema import BACKWARD, OPTIMIZER, Op, Stats
 
-_VIEWS = names(
-    "view reshape _unsafe_view as_strided alias detach t transpose permute unsqueeze squeeze expand slice narrow split "
-    "select split_with_sizes chunk unbind"
-)
-_CONSTANTS = names("scalar_tensor full full_like new_full fill")
 # Origins: of `nan_provenance.Provenance`.
 MADE, OUTSIDE, UNSEEN, RECEIVED, NOTHING = "made", "outside", "unseen", "received", ""
 
@@ -34,25 +30,12 @@ class History:
         self._overflows: dict[int, Op] = {}  # of each skip the first overflow
         self.producers: dict[int, Op] = {}
         self.writers: dict[int, list[Op]] = {}
-        self.deliberate: set[int] = set()  # values with infinities that were written as such
-        self.constants: set[int] = set()  # values that are NaN as a whole since they were written so
-        into: dict[int, bool] = {}  # of memory, whether the infinities that were written last are deliberate
+        self.deliberate = DeliberateValues(ops)
         for op in ops:
-            # x[0] = -inf writes to a view, and what is read then is x.
-            read = (s for s in op.inputs if s.inf and not s.nan and s.tensor not in self.producers)
-            self.deliberate |= {s.tensor for s in read if s.storage >= 0 and into.get(s.storage)}
-            # A number of the program, as in x[0] = inf, comes as a tensor of its own.
-            number = base_name(op.name) == "lift_fresh" and all(s.shape == () for s in op.outputs)
-            deliberate = number or nan_reasons.writes_infinity(op) or any(self._is_mask(s) for s in op.inputs)
             for stats in op.outputs:
                 if all(stats.tensor != source.tensor for source in op.inputs):
                     self.producers.setdefault(stats.tensor, op)
                     self.writers.setdefault(stats.storage, []).append(op)
-                if stats.inf:
-                    into[stats.storage] = deliberate and not stats.nan
-                    self.deliberate |= {stats.tensor} if into[stats.storage] else set()
-            if number or (base_name(op.name) in _CONSTANTS and nan_reasons.writes_nan(op)):
-                self.constants |= {stats.tensor for stats in op.outputs}
 
     def first(self, kind: str) -> Op | None:
         """The first operator that has or reads such a value; not one that only handles masks or what a scaler skips."""
@@ -63,19 +46,19 @@ class History:
             return False  # copies into a part of new memory and returns all of it
         # Memory that nobody has written holds anything; that counts where it is read.
         unread = nan_reasons.only_allocates(op) or (
-            base_name(op.name) in _VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
+            base_name(op.name) in VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
         )
         seen = () if unread else (*op.inputs, *op.outputs)
-        if any(stats.nan and stats.tensor in self.constants for stats in seen):
-            # A branch of `where` that nobody takes, a buffer before it is filled, what nanmean leaves out: no harm yet.
-            seen = tuple(s for s in op.outputs if s.tensor not in self.constants)
-        return any(has(stats, kind) and not (kind == "inf" and self._is_mask(stats)) for stats in seen)
+        return any(has(stats, kind) and not self._is_deliberate(stats, kind) for stats in seen)
+
+    def _is_deliberate(self, stats: Stats, kind: str) -> bool:
+        return self.deliberate.is_mask(stats) if kind == "inf" else stats.tensor in self.deliberate.nan
 
     def _is_unwritten(self, stats: Stats, reader: Op) -> bool:
         """Whether nobody has written to the memory of a value before another reads it."""
         writers = self._writers(stats, reader)
         return bool(writers) and all(
-            nan_reasons.only_allocates(w) or base_name(w.name) in _VIEWS or w.name == "fsdp::all_gather_copy_in"
+            nan_reasons.only_allocates(w) or base_name(w.name) in VIEWS or w.name == "fsdp::all_gather_copy_in"
             for w in writers
         )
 
@@ -137,26 +120,27 @@ class History:
         reason = nan_reasons.explain(first)
         return [f"an Inf was made before, by {named(first)}" + (f": {reason}" if reason else "")]
 
-    def infinite_losses(self) -> Iterator[Op]:
-        """What each backward() begins with, ones like the loss, where the loss is infinite."""
+    def bad_losses(self) -> Iterator[Op]:
+        """What each backward() begins with, ones like the loss, where the loss is infinite or NaN."""
         following = {op.index: after for op, after in pairwise(self.ops)}
         for op in self.searched:
             after = following.get(op.index)
             begins = base_name(op.name) == "ones_like" and after is not None and after.phase == BACKWARD
-            if begins and any(s.inf and s.shape == () for s in op.inputs) and not self._scaled(op, "inf"):
+            if begins and any(s.bad and s.shape == () for s in op.inputs) and not self._scaled(op, "inf"):
                 yield op
 
     def infinite_loss(self, op: Op) -> Op | None:
         """The loss, if it was infinite before an operator of its backward made a NaN of finite numbers."""
         if op.phase != BACKWARD or self._bad_input(op, "nan") is not None:
             return None
-        return next((loss for loss in self.infinite_losses() if loss.step == op.step and loss.index < op.index), None)
+        return next((loss for loss in self.bad_losses() if loss.step == op.step and loss.index < op.index), None)
 
     def cause_of_loss(self, loss: Op) -> tuple[list[Op], tuple[str, Op, Stats | None, str]]:
-        """Path and cause of an infinite loss; of a mask, where it came into a result of fewer elements."""
-        if self._handles(loss, "inf"):
-            path = self.path_to(loss, "inf")
-            return path, self.cause(path, "inf")
+        """Path and cause of a loss that is bad; of a mask, where it came into a result of fewer elements."""
+        kind = "nan" if any(s.nan for s in loss.inputs) else "inf"
+        if kind == "nan" or self._handles(loss, "inf"):
+            path = self.path_to(loss, kind)
+            return path, self.cause(path, kind)
         path = self.path_to(loss, "inf", masks=True)
         sizes = [max((math.prod(s.shape) for s in op.outputs if s.inf), default=0) for op in path]
         at = next((k for k in range(1, len(path)) if sizes[k] < sizes[k - 1]), 0)
@@ -179,11 +163,11 @@ class History:
                 f"{'NaN' if kind == 'nan' else 'Inf'}, or the sum over ranks is too large"
             )  # fmt: skip
         if source is None:
-            reason = self._factor_before(op) or nan_reasons.explain(op)
+            reason = self._factor_before(op) or nan_reasons.explain(op) or _not_measured(op)
             return MADE, op, next((s for s in op.outputs if s.bad), None), reason
         # A view computes nothing: the first to compute with it tells more.
-        if base_name(op.name) in _VIEWS:
-            after = (other for other in self.ops[op.index + 1 :] if base_name(other.name) not in _VIEWS)
+        if base_name(op.name) in VIEWS:
+            after = (other for other in self.ops[op.index + 1 :] if base_name(other.name) not in VIEWS)
             op = next((other for other in after if any(s.storage == source.storage for s in other.inputs)), op)
         before = self._writers(source, path[0])
         if before and nan_reasons.only_allocates(before[0]):
@@ -228,8 +212,8 @@ class History:
             for sought in dict.fromkeys((kind, "nan", "inf"))
             for stats in op.inputs
             if has(stats, sought)
-            and not (sought == "inf" and not masks and self._is_mask(stats))
-            and not (stats.tensor in self.constants and base_name(op.name) == "where")
+            and not (sought == "inf" and not masks and self.deliberate.is_mask(stats))
+            and not (base_name(op.name) == "where" and self._is_deliberate(stats, "nan"))
         ]
         if bad and op.name.startswith("fsdp::"):  # memory that nobody has written is where it copies to
             bad.sort(key=lambda stats: self._is_unwritten(stats, op))
@@ -261,17 +245,17 @@ class History:
         known = self.writers.get(source.storage, ()) if source.storage >= 0 else ()
         return [op for op in known if op.index < reader.index]
 
-    def _is_mask(self, stats: Stats) -> bool:
-        """Deliberate infinities: written as such, or between zeros, as an additive mask that came in."""
-        if not stats.inf or stats.nan:
-            return False
-        foreign = stats.tensor not in self.producers and stats.storage not in self.writers
-        return stats.tensor in self.deliberate or (foreign and stats.low == stats.high == 0)
-
 
 def is_collective(op: Op) -> bool:
     """Whether other ranks have a part in its results."""
     return op.name.startswith(("c10d::", "_c10d_functional::")) and not op.name.endswith("wait_tensor")
+
+
+def _not_measured(op: Op) -> str:
+    unknown = op.owner == OPTIMIZER and any(
+        s.nan is None and s.dtype.startswith(("float", "bfloat")) for s in op.inputs
+    )
+    return "an operator of the optimizer before it made it: their results are measured at level full" if unknown else ""
 
 
 def named(op: Op) -> str:

@@ -2,8 +2,9 @@
 
 An operator *made* a NaN if a result has one and no input has; an Inf likewise. The first NaN is followed back through
 the bad inputs to the operator that made the Inf behind it (an overflow, say), to a value that came from outside, or to
-memory that nobody seen has written. Infinities that were written deliberately, as for masks, are no cause, nor is the
-overflow of gradients that GradScaler looks for and skips. What a collective makes came from another rank.
+memory that nobody seen has written. What was written deliberately, as for masks, is no cause until it reaches the loss
+or a gradient, nor is the overflow of gradients that GradScaler looks for and skips. What a collective makes came from
+another rank.
 """
 
 from __future__ import annotations
@@ -122,9 +123,9 @@ def provenance(trace: Trace, *, step: int | None = None, begin: int = 0, births:
             facts["notes"] += (*history.earlier_infinity(path), *history.skipped_notes())
             return Provenance(kind, origin, op, tensor, reason, tuple(path[:_MAX_PATH]), **facts)
     facts["notes"] += tuple(history.skipped_notes())
-    if (loss := next(history.infinite_losses(), None)) is not None:
+    if (loss := next(history.bad_losses(), None)) is not None:
         path, told = history.cause_of_loss(loss)
-        return Provenance("inf", *told, tuple(path[:_MAX_PATH]), **facts)
+        return Provenance("nan" if any(s.nan for s in loss.inputs) else "inf", *told, tuple(path[:_MAX_PATH]), **facts)
     return Provenance("", NOTHING, None, None, "", **facts)
 
 
