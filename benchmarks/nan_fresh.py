@@ -93,8 +93,9 @@ def mean_over_the_tokens_of_an_empty_batch(h):
 
 @cause("div", "division by zero.*derivative of sqrt")
 def gradient_penalty_at_a_zero_gradient(h):
-    (slope,) = torch.autograd.grad((h * 0).square().sum(), h, create_graph=True)
-    return (slope.square().sum(1).sqrt() - 1).square().mean()  #!
+    x = h.detach().requires_grad_()  # through FSDP2's own graph one rank alone would gather parameters once more
+    (slope,) = torch.autograd.grad((x * 0).square().sum(), x, create_graph=True)
+    return (slope.square().sum(1).sqrt() - 1).square().mean() + 0 * h.sum()  #!
 
 
 @cause("div", "division by zero.*derivative of sqrt")

@@ -44,6 +44,15 @@ def test_every_further_cause_is_told(name):
     assert done.stdout == "{}\n40 of 40 right\n"
 
 
+def test_what_an_optimizer_does_not_measure_is_all_that_is_not_told_and_healthy_steps_are_left_alone():
+    script = Path(__file__).parents[2] / "benchmarks" / "nan_last.py"
+    done = subprocess.run([sys.executable, script, "single"], capture_output=True, text=True, check=True, timeout=280)
+    causes, healthy = done.stdout.split("29 of 30 right\n")
+    assert list(json.loads(causes)) == ["adadelta_without_eps"]
+    assert "measured at level full" in json.loads(causes)["adadelta_without_eps"]["reason"]
+    assert healthy == "{}\n10 of 10 healthy\n"
+
+
 def test_without_a_cause_there_is_none():
     for name in ("log_of_zero", "adam_without_eps"):
         recorder = nan_causes.train(name, nan_causes.Net(), False, python_record)

@@ -1,4 +1,4 @@
-"""Where functions end and where they are infinite: reasons of a NaN or Inf by the range of an input. No torch."""
+"""Domains and poles of functions: reasons of a NaN or Inf by the range of an input. No torch."""
 
 from __future__ import annotations
 

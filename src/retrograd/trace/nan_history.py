@@ -185,9 +185,9 @@ class History:
             if reason := nan_reasons.infinite_factor(here):
                 return reason
             unknown = (self.producers.get(s.tensor) for s in here.inputs if s.nan is None)
-            found = [p for p in unknown if p is not None and p.owner == OPTIMIZER and p.index not in seen]
-            seen |= {other.index for other in found}
-            behind += found
+            unmeasured = [p for p in unknown if p is not None and p.owner == OPTIMIZER and p.index not in seen]
+            seen |= {other.index for other in unmeasured}
+            behind += unmeasured
         return ""
 
     def _forward_of(self, op: Op) -> Op | None:
