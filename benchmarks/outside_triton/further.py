@@ -311,7 +311,7 @@ FLA.add(
 def _additive(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     z = torch.stack(list(accumulate(x.unbind(1), torch.logaddexp)), 1)
     decay = torch.cat([z[:, :1] * 0, z[:, :-1] - z[:, 1:]], 1)
-    return (x - z).exp(), decay, z[:, -1:]
+    return (x - z).exp(), decay, z[:, -1:].float()
 
 
 # expected: proved

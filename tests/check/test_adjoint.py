@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import finite_differences
+from retrograd.check.op_runner import ForwardPass
 from retrograd.check.stages import StageContext
+from retrograd.check.stages.adjoint import Line
 
 _PATH = Path(__file__).resolve().parent.parent / "mutants" / "adjoint.py"
 _MODULE = importlib.util.spec_from_file_location("adjoint_mutants", _PATH)
@@ -168,6 +171,34 @@ def test_a_sharp_input_beside_a_coarse_one_has_its_own_power(fn, weak, emulated,
     assert [note.split()[4] for note in notes] == weak
     assert right.verdict == "proved"
     assert [f.tensor for f in wrong.findings] == ["grad x"]
+
+
+def test_what_rounding_hides_of_an_input_is_known_without_its_backward(monkeypatch):
+    """As all close points with their backwards say, which is what it rests on where forwards alone do not."""
+    monkeypatch.setattr(StageContext, "emulated", lambda self: True)
+    said, backwards = {}, [0]
+    is_weak, backward = Line.is_weak, ForwardPass.backward
+
+    def counted(self, *args):
+        backwards[0] += 1
+        return backward(self, *args)
+
+    def noted(self, here):
+        backwards[0] = 0
+        said[self.name] = is_weak(self, here), backwards[0]
+        assert replace(self, known=None)._is_weak(*self.noises()) == said[self.name][0]
+        return said[self.name][0]
+
+    monkeypatch.setattr(Line, "is_weak", noted)
+    monkeypatch.setattr(ForwardPass, "backward", counted)
+
+    def fn(x, stored, forwards):
+        jumps = torch.floor(2000 * forwards) / 40
+        return torch.cat([300 * x.sin(), 0.01 * stored.sin() + 8, forwards.sin() + jumps - 50 * forwards.detach()])
+
+    inputs = {name: rg.tensor("M", "N") for name in ("x", "stored", "forwards")}
+    assert rg.verify(rg.op(fn, fn, inputs, dtypes=["float16"]), level="quick", only=["adjoint"]).verdict == "proved"
+    assert said == {"stored": (True, 0), "forwards": (True, 0)}
 
 
 @pytest.mark.parametrize("mode", ["floor", "trunc"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrograd.errors import RetrogradError, UnsupportedOperationError
-from retrograd.ttir.element_types import element_type, from_bits, to_bits, truncate_tf32
+from retrograd.ttir.element_types import element_type, from_bits, round_bf16, to_bits, truncate_tf32
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.inline_asm import inline_asm
@@ -51,6 +51,16 @@ def test_a_nan_of_any_payload_stays_one(payload):
     rounding = element_type("bf16").round
     assert rounding
     assert np.isnan(rounding(np.array([payload], np.uint32).view(np.float32))).all()
+
+
+@pytest.mark.parametrize(
+    "values", [wide_values()[:, None], wide_values()[::3], np.broadcast_to(wide_values(), (2, wide_values().size))]
+)
+@pytest.mark.parametrize("rounding", [round_bf16, truncate_tf32])
+def test_roundings_leave_what_they_are_given_and_take_any_strides(rounding, values):
+    before = values.copy()
+    assert np.array_equal(rounding(values), rounding(before), equal_nan=True)
+    assert np.array_equal(values, before, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", EIGHT_BITS)

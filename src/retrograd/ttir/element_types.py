@@ -58,10 +58,14 @@ def _same(values: Array) -> Array:
 def round_bf16(values: Array) -> Array:
     """float32 values rounded to bfloat16, to nearest even; still in float32."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) & np.uint32(0xFFFF0000)
+    rounded = bits >> 16  # in place from here on, as this runs for every operation on bfloat16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded &= 0xFFFF0000
     is_nan = values != values
     if is_nan.any():
-        rounded = np.where(is_nan, np.uint32(0x7FC00000), rounded)
+        rounded[is_nan] = 0x7FC00000
     return rounded.view(np.float32)
 
 
@@ -72,7 +76,11 @@ def truncate_tf32(values: Array) -> Array:
     rounded ones, as cuBLAS has.
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    return np.where(np.isfinite(values), bits & np.uint32(0xFFFFE000), bits).view(np.float32)
+    cut = bits & 0xFFFFE000
+    is_nan = values != values  # whose digits may all be among those cut, which leaves an infinity
+    if is_nan.any():
+        cut[is_nan] = bits[is_nan]
+    return cut.view(np.float32)
 
 
 def _round_f16(values: Array) -> Array:
@@ -80,7 +88,9 @@ def _round_f16(values: Array) -> Array:
 
 
 def _decode_bf16(bits: Array) -> Array:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
 
 
 def _encode_bf16(values: Array) -> Array:

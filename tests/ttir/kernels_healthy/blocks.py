@@ -180,6 +180,31 @@ def gather_within_a_block(device):
 
 
 @triton.jit
+def gather_rows_kernel(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr):
+    rows, cols, me = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :], tl.program_id(0)
+    x = tl.load(x_ptr + rows * N + cols)
+    total = tl.zeros((1, N), tl.float32)
+    for j in range(M):
+        total = 3 * total + tl.gather(x, tl.full((1, N), j, tl.int32), 0)
+    out_ptr += me * 4 * N
+    tl.store(out_ptr + cols, total)
+    own = tl.zeros((1, N), tl.int32) + me
+    tl.store(out_ptr + N + cols, tl.gather(x, own, 0))
+    tl.store(out_ptr + 2 * N + cols, tl.gather(tl.broadcast_to(tl.load(x_ptr + cols), (M, N)), own, 0))
+    by_row = tl.broadcast_to(tl.load(x_ptr + rows * N), (M, N))
+    tl.store(out_ptr + 3 * N + cols, tl.gather(by_row, (cols + me) % M, 0))
+
+
+@healthy("tl.gather of one row, of a program's own, of rows that are alike, of columns that are")
+def gather_rows(device):
+    x, out = integers(4, 16), torch.zeros(2, 4, 16, device=device)
+    gather_rows_kernel[(2,)](x.to(device), out, M=4, N=16)
+    total = sum(3 ** (3 - j) * x[j] for j in range(4))
+    columns = [x[(torch.arange(16) + me) % 4, 0] for me in range(2)]
+    return [Check(out, torch.stack([torch.stack([total, x[me], x[0], columns[me]]) for me in range(2)]))]
+
+
+@triton.jit
 def shapes_kernel(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
     x, y = tl.load(x_ptr + i), tl.load(y_ptr + i)

@@ -7,7 +7,7 @@ forwards that compute in float32 need no float64 version. The perturbation that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -97,45 +97,71 @@ class Line:
 
         A part of a line keeps the noise of all of it: few elements that move change few roundings.
         """
-        if self.known is not None:
-            return self.known
+        if self.known is None:
+            values, slopes, stored = [], [], 0.0
+            for inputs, forward in self._close_points():
+                values.append(self._left(inputs, forward))
+                stored = max(stored, self.stored(forward))
+                run = forward.backward()
+                moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
+                slopes.append(sum(float((g.detach().double() * d).sum()) for g, d in moving if g is not None))
+            # Points so close may all give the same numbers (one element, results stored in less than the input has).
+            known = max(finite_differences.noise(values), stored), finite_differences.noise(slopes)
+            self.known = known if len(values) == finite_differences.POINTS else (math.inf, math.inf)
+        return self.known
+
+    def forward_noise(self) -> float:
+        """Noise of the function alone, which takes no backward."""
+        values = [self._left(inputs, forward) for inputs, forward in self._close_points()]
+        return finite_differences.noise(values) if len(values) == finite_differences.POINTS else math.inf
+
+    def _close_points(self) -> Iterator[tuple[dict[str, Any], ForwardPass]]:
+        """Inputs a few roundings apart, and the op there; they end early where it raises."""
         spacing = _CLOSE * self.unit
-        values, slopes, stored = [], [], 0.0
         for k in range(finite_differences.POINTS):
             inputs = self.inputs((k - finite_differences.POINTS // 2) * spacing)
             try:
                 forward = self.runner.forward(self.case, inputs=inputs)
             except OpRaised:
-                self.known = math.inf, math.inf
-                return self.known
-            terms = self.terms(forward)
-            values.append(sum(float(t.sum()) for t in terms) - self.claimed(inputs))
-            depends = self.depends or (1.0,) * len(forward.outs)
-            units = [tolerance.unit(o.dtype) * d for o, d in zip(forward.outs, depends, strict=True) if o.requires_grad]
-            sizes = [float(torch.linalg.vector_norm(u * t)) for u, t in zip(units, terms, strict=True)]
-            stored = max(stored, math.hypot(*sizes))
-            run = forward.backward()
-            moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
-            slopes.append(sum(float((g.detach().double() * d).sum()) for g, d in moving if g is not None))
-        # Points so close may all give the same numbers (one element, results stored in less than the input has), whose
-        # last digit is still half a unit off: its standard deviation is a third of one.
-        self.known = max(finite_differences.noise(values), stored / 3), finite_differences.noise(slopes)
-        return self.known
+                return
+            yield inputs, forward
+
+    def _left(self, inputs: dict[str, Any], forward: ForwardPass) -> float:
+        """The function less what the backward claims."""
+        return sum(float(t.sum()) for t in self.terms(forward)) - self.claimed(inputs)
+
+    def stored(self, forward: ForwardPass) -> float:
+        """Standard deviation of what the last digit of outputs, half a unit off, leaves of the function: a third."""
+        depends = self.depends or (1.0,) * len(forward.outs)
+        units = [tolerance.unit(o.dtype) * d for o, d in zip(forward.outs, depends, strict=True) if o.requires_grad]
+        sizes = [float(torch.linalg.vector_norm(u * t)) for u, t in zip(units, self.terms(forward), strict=True)]
+        return math.hypot(*sizes) / 3
 
     def judge(self) -> tuple[float, float]:
         """What the gradient leaves unexplained, and what it may leave."""
         size = math.hypot(*(line.size() for line in (self, *self.others)))
         limit = finite_differences.extrapolate(self.unexplained, _STEPS, self.noises()[0], size)
-        return limit.value, self._allowed(limit.error)
+        return limit.value, self._allowed(limit.error, self.noises()[1])
 
-    def least(self) -> float:
-        """What the gradient may leave unexplained at best, by the noise alone: a quarter of the price of `judge`."""
-        return self._allowed(finite_differences.least_error(_STEPS, self.noises()[0]))
+    def is_weak(self, here: ForwardPass) -> bool:
+        """Whether the gradient may leave too much unexplained at best; at a quarter of the price of `judge` or less.
 
-    def _allowed(self, error: float) -> float:
+        Less where the digits in which the forward that ran at this point is stored say so, which are the least noise
+        there is, or forwards alone do.
+        """
+        return (
+            self._is_weak(self.stored(here), 0.0)
+            or self._is_weak(self.forward_noise(), 0.0)
+            or self._is_weak(*self.noises())
+        )
+
+    def _is_weak(self, value: float, slope: float) -> bool:
+        return self._allowed(finite_differences.least_error(_STEPS, value), slope) > _WEAK * self.size()
+
+    def _allowed(self, error: float, slope: float) -> float:
         lines = (self, *self.others)
         rounding = sum(tolerance.storing_error(self.case.dtype, line.grad.double() * line.direction) for line in lines)
-        return tolerance.TABLEAU_ERRORS * error + tolerance.NOISE_SIGMAS * self.noises()[1] + rounding
+        return tolerance.TABLEAU_ERRORS * error + tolerance.NOISE_SIGMAS * slope + rounding
 
     def size(self) -> float:
         """The size that the sum of the gradient's elements times the direction has, in whatever signs."""
@@ -341,10 +367,9 @@ def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor])
     if context.spec.reference is None or first.unit < tolerance.TF32:
         return {}
     # The noise of one may be that of another, so each that is weak is asked for its own.
+    here = context.runner.forward(case)
     return {
-        at.name: powers[at.name]
-        for at in (first, *others)
-        if powers[at.name] <= _WEAK or at.closer().least() > _WEAK * at.size()
+        at.name: powers[at.name] for at in (first, *others) if powers[at.name] <= _WEAK or at.closer().is_weak(here)
     }
 
 
