@@ -9,6 +9,9 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check.inputs import base_case
+from retrograd.check.last_run import near
+from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import truth_of
 from retrograd.check.reference import Batching
 from retrograd.check.rounded_runs import moved_runs, rounded_runs
@@ -198,3 +201,38 @@ def test_a_reference_that_the_mode_leaves_as_it_is_runs_without_it(function, alo
     assert isinstance(reference.exactly(), AsWritten) == alone
     again = reference.run(torch.float64, reference.exactly())
     assert all(torch.equal(again[name], want) for name, want in exact.items())
+
+
+def _attention(q, k, v):
+    scores = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
+    e = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+    return e / e.sum(-1, keepdim=True) @ v
+
+
+def test_a_nan_leaves_what_other_rows_may_be_off_as_it_is():
+    """In tf32 a gradient of scores is a difference of two products, whose terms are computed a second time."""
+    inputs = dict.fromkeys("qkv", rg.tensor(3, 5, 8))
+    runner = OpRunner(rg.op(_attention, _attention, inputs), "float32", 0, "cpu")
+    base = base_case(runner.spec, "float32")
+    plain, beside_nan = (
+        truth_of(replace(runner.reference(case), tf32=True), 6) for case in (base, base.but(values=(("v", "nan"),)))
+    )
+    want, sigmas = plain.want["grad q"], [truth.spread(48).sigma["grad q"] for truth in (plain, beside_nan)]
+    here = beside_nan.want["grad q"].isfinite()
+    assert 0.4 < float(here.double().mean()) < 1
+    ratio = (sigmas[1] / sigmas[0])[here]
+    assert bool(((ratio > 0.5) & (ratio < 2)).all())
+    assert float((sigmas[1] / want.abs())[here].median()) < 0.01  # a mistake of a tenth is none
+
+
+@pytest.mark.parametrize("far", [0.0, 1.0])
+def test_what_is_no_number_in_both_says_nothing_of_how_near_two_runs_are(far):
+    generator = torch.Generator().manual_seed(0)
+    t = torch.randn(6, 20, dtype=torch.float64, generator=generator)
+    for number in (torch.nan, torch.inf):
+        one = t.clone()
+        one[2, 3] = one[3, 4] = number
+        other = one * (1 + 1e-4) + far
+        assert near(other, one) == (not far)
+        other[0] = number  # and in one of them alone it is another dimension
+        assert not near(other, one)

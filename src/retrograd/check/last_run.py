@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 # Of a tensor's size, that which other roundings may change: more is another dimension than that of the runs.
@@ -38,5 +40,9 @@ class LastRun:
 
 
 def near(other: torch.Tensor, t: torch.Tensor) -> bool:
-    """Whether one tensor is another one but for roundings."""
-    return torch.dist(other, t).item() <= _ANOTHER_RUN * torch.linalg.vector_norm(t).item()
+    """Whether one tensor is another one but for roundings; of what is not a number in both, the rest says so."""
+    apart, size = torch.dist(other, t).item(), torch.linalg.vector_norm(t).item()
+    if not math.isfinite(apart):
+        other, t = (x.nan_to_num(0.0, 0.0, 0.0) for x in (other, t))
+        apart, size = torch.dist(other, t).item(), torch.linalg.vector_norm(t).item()
+    return apart <= _ANOTHER_RUN * size
