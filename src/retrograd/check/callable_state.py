@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,6 +16,8 @@ from retrograd.compat.torch_dispatch import is_functorch_wrapped, tree_leaves
 
 _MOST = 1000  # objects that are looked at: a module of 50 layers has some 600, and is read in 0.3 ms
 _WIDE = (torch.float64, torch.complex128)
+_NOTHING_WITHIN = (type, ModuleType, str, int, float, bool, type(None), torch.dtype)
+_PLAIN = frozenset(_NOTHING_WITHIN)  # most of what is met: one look instead of eight
 
 
 @dataclass
@@ -26,6 +29,26 @@ class _Bindings:
     cells: list[tuple[CellType, Any]] = field(default_factory=list)
     data: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     variables: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)  # globals that code names
+    absent: list[tuple[dict[str, Any], list[str]]] = field(default_factory=list)  # or would name, if there were any
+    functions: list[tuple[FunctionType, Any, Any]] = field(default_factory=list)  # and their defaults
+    complete: bool = True  # whether there is nothing that is not kept here
+
+    def holds(self) -> bool:
+        """Whether all still refers to what it did: then a walk would meet the same."""
+        return (
+            all(f.__defaults__ is plain and f.__kwdefaults__ is named for f, plain, named in self.functions)
+            and all(now.get(name, now) is value for now, old in self.variables for name, value in old.items())
+            and all(now.keys().isdisjoint(names) for now, names in self.absent)
+            and all(dict.__len__(now) == len(old) for now, old in self.mappings)
+            and all(dict.get(now, name, now) is value for now, old in self.mappings for name, value in old.items())
+            and all(list.__len__(now) == len(old) for now, old in self.lists)
+            and all(map(is_, list.__iter__(now), old) for now, old in self.lists)
+            and all(_contents(cell) is value for cell, value in self.cells)
+        )
+
+
+_LATEST: list[tuple[Callable[..., Any], _Bindings]] = []  # of callables, what was found last
+_ROOTS = 4
 
 
 @contextmanager
@@ -40,22 +63,31 @@ def without_traces(fn: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        for current, old in (*before.mappings, *before.variables):
-            for name in [n for n, value in current.items() if n in old and _of_a_call(value, old[n])]:
-                current[name] = old[name]
-        for current, old in before.mappings:
-            for name in [n for n, value in current.items() if n not in old and _of_a_call(value, None)]:
-                del current[name]
-        for items, old_items in before.lists:
-            known = {id(value) for value in old_items}
-            if any(_of_a_call(value, None) for value in items if id(value) not in known):
-                items[:] = old_items
-        for cell, old_value in before.cells:
-            if _of_a_call(cell.cell_contents, old_value):
-                cell.cell_contents = old_value
-        for tensor, data in before.data:
-            if tensor.dtype != data.dtype or tensor.device != data.device:
-                tensor.data = data
+        if before.data or not before.complete or not before.holds():
+            _put_back(before)
+
+
+def _put_back(before: _Bindings) -> None:
+    for current, old in before.mappings:
+        for name in [n for n, v in current.items() if n in old and v is not old[n] and _of_a_call(v, old[n])]:
+            current[name] = old[name]
+    for current, old in before.variables:  # not by all globals of a module, of which code names a few
+        for name, value in old.items():
+            if name in current and current[name] is not value and _of_a_call(current[name], value):
+                current[name] = value
+    for current, old in before.mappings:
+        for name in [n for n, value in current.items() if n not in old and _of_a_call(value, None)]:
+            del current[name]
+    for items, old_items in before.lists:
+        known = {id(value) for value in old_items}
+        if any(_of_a_call(value, None) for value in items if id(value) not in known):
+            items[:] = old_items
+    for cell, old_value in before.cells:
+        if _of_a_call(cell.cell_contents, old_value):
+            cell.cell_contents = old_value
+    for tensor, data in before.data:
+        if tensor.dtype != data.dtype or tensor.device != data.device:
+            tensor.data = data
 
 
 def _of_a_call(value: Any, old: Any) -> bool:
@@ -72,11 +104,22 @@ def _is_unlike(t: torch.Tensor) -> bool:
 
 def _bindings(fn: Callable[..., Any]) -> _Bindings:
     """All that can be reached from a callable without entering libraries, but for what is behind `_MOST` others."""
+    for known, kept in _LATEST:
+        if known is fn and kept.holds():
+            return kept
+    kept = _reached(fn)
+    _LATEST[:] = [(known, other) for known, other in _LATEST if known is not fn][-_ROOTS:]
+    if kept.complete and not kept.data:
+        _LATEST.append((fn, kept))
+    return kept
+
+
+def _reached(fn: Callable[..., Any]) -> _Bindings:
     kept, met = _Bindings(), set[int]()
     waiting: list[Any] = [fn]
     while waiting and len(met) < _MOST:
         value = waiting.pop()
-        if isinstance(value, (type, ModuleType, str, int, float, bool, type(None), torch.dtype)) or id(value) in met:
+        if type(value) in _PLAIN or id(value) in met or isinstance(value, _NOTHING_WITHIN):
             continue
         met.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -98,21 +141,35 @@ def _bindings(fn: Callable[..., Any]) -> _Bindings:
             waiting += tuple.__iter__(value)
         elif isinstance(value, (set, frozenset)):
             waiting += value
+            kept.complete = False
         else:
             waiting.append(getattr(value, "__dict__", None))
+    kept.complete = kept.complete and not waiting
     return kept
+
+
+def _contents(cell: CellType) -> Any:
+    """What a variable that is closed over holds; the cell itself where it is not assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
 
 
 def _of_function(fn: FunctionType, kept: _Bindings) -> Iterator[Any]:
     """What a function refers to: variables it closes over, defaults, globals it names."""
+    kept.functions.append((fn, fn.__defaults__, fn.__kwdefaults__))
     for cell in fn.__closure__ or ():
-        try:
-            kept.cells.append((cell, cell.cell_contents))
-        except ValueError:  # not assigned yet
+        if (value := _contents(cell)) is cell:
+            kept.complete = False
             continue
-        yield cell.cell_contents
+        kept.cells.append((cell, value))
+        yield value
     yield fn.__defaults__
     yield fn.__kwdefaults__
-    if named := {name: fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__}:
+    named = {name: fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__}
+    if absent := [name for name in fn.__code__.co_names if name not in named]:
+        kept.absent.append((fn.__globals__, absent))
+    if named:
         kept.variables.append((fn.__globals__, named))
         yield from named.values()
