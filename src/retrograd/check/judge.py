@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from retrograd.check.schema import Case, Finding
 from retrograd.check.tensor_comparison import (
     LazyProfile,
     TensorComparison,
-    compare,
+    compare_stored,
     first_index,
     missing_or_misshapen,
     profile,
@@ -79,13 +79,16 @@ class Judge:
                 findings += missing_or_misshapen(case, name, got, want)
                 continue
             mask, right = None if excused is None else excused.get(name), want
-            if not case.values and not bool((want.abs() <= torch.finfo(got.dtype).max / 2).all()):
+            if not case.values and not tolerance.moderate(want, got.dtype):
                 mask = self._undefined(case, name, got, want)
             if mask is not None:
                 got, want = without(mask, got, want)
-            if bool((numberless := got.detach().isfinite() != want.isfinite()).any()):
-                got, want = without(self._unsure(case, name, numberless, order), got, want)
-            comparison, used = self._compared(case, name, got, want, truth, order)
+            self.compared |= dict.fromkeys([name] * bool(got.numel()))
+            kind = truth.stored.get(name, case.dtype)
+            comparison, used = compare_stored(got, want, truth.floor[name], kind), truth
+            if comparison.wrong:
+                got, want = self._without_unsure(case, name, got, want, order)
+                comparison, used = self._compared(case, name, got, want, truth, order, kind)
             if comparison.wrong and self._by_luck(case, name, right, used):
                 continue
             if got.numel() and comparison.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
@@ -114,31 +117,29 @@ class Judge:
         return [] if explained else [_wrong_value(case, name, comparison, truth)]
 
     def _compared(
-        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder
-    ) -> tuple[TensorComparison, Truth]:
+        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder,
+        kind: str,
+    ) -> tuple[TensorComparison, Truth]:  # fmt: skip
         """The comparison, and the truth that it rests on: with more runs the nearer an alarm is to chance."""
-        self.compared |= dict.fromkeys([name] * bool(got.numel()))
-        # An output may be stored in less than the reference's, which is for the contract to tell.
-        stored = tolerance.stored_coarser(want, got.dtype, truth.stored.get(name, case.dtype))
-        comparison = compare(got, want, torch.maximum(truth.floor[name], stored))
+        comparison = compare_stored(got, want, truth.floor[name], kind)
         if comparison.wrong:
-            comparison = compare(got, want, torch.maximum(truth.tol[name], stored))
+            comparison = compare_stored(got, want, truth.tol[name], kind)
         first_grad, left = order is first_order and name.startswith("grad "), None
         if comparison.wrong and first_grad:
             left = self._cancelled.left(self.runner.reference(case), truth, name)
-            truth = _allowing(truth, name, left)
-            comparison = compare(got, want, torch.maximum(truth.tol[name], stored))
+            truth = truth.allowing(name, left)
+            comparison = compare_stored(got, want, truth.tol[name], kind)
         if 1 < comparison.worst < tolerance.BEYOND_NOISE and first_grad:
             wider = self._as_a_sum(case, name, truth)
-            added_up = wider and compare(got, want, torch.maximum(wider.tol[name], stored))
+            added_up = wider and compare_stored(got, want, wider.tol[name], kind)
             if wider and added_up and not added_up.wrong:
                 at = case.text() or "the given inputs"
                 self.remarks.append(f"{name} judged at {at} as the cumulative sum that it is by the reference")
                 return added_up, wider
         for runs in self.confirming:
             if 1 < comparison.worst < tolerance.BEYOND_NOISE:
-                truth = _allowing(self.oracle.truth(case, runs, order), name, left)
-                comparison = compare(got, want, torch.maximum(truth.tol[name], stored))
+                truth = self.oracle.truth(case, runs, order).allowing(name, left)
+                comparison = compare_stored(got, want, truth.tol[name], kind)
         return comparison, truth
 
     def _as_a_sum(self, case: Case, name: str, truth: Truth) -> Truth | None:
@@ -220,9 +221,10 @@ class Judge:
 
         Another algorithm has errors of its own, and no factor that all elements share.
         """
-        normal = want.abs() >= torch.finfo(got.dtype).tiny  # below it a dtype has few digits, or none
+        sizes = want.abs()
+        normal = sizes >= torch.finfo(got.dtype).tiny  # below it a dtype has few digits, or none
         if name in truth.terms:  # what float64 leaves of terms that cancel has none either
-            normal &= want.abs() > tolerance.ZERO * truth.terms[name]
+            normal &= sizes > tolerance.ZERO * truth.terms[name]
         if not bool(normal.all()):
             want, got = torch.where(normal, want, 0.0), torch.where(normal, got.detach(), torch.zeros_like(got))
         factor = tolerance.scale(got, want)
@@ -312,9 +314,13 @@ class Judge:
             )
         return mask
 
-    def _unsure(self, case: Case, name: str, numberless: torch.Tensor, order: DerivativeOrder) -> torch.Tensor:
-        """Where the op has a number and the reference none, or the other way round, and rounding decides which."""
-        mask = torch.zeros_like(numberless)
+    def _without_unsure(
+        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, order: DerivativeOrder
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both, equal where one has a number and the other none, and rounding decides which."""
+        mask = numberless = got.detach().isfinite() != want.isfinite()
+        if not bool(numberless.any()):
+            return got, want
         for runs in (self.oracle.noise_runs, *self.confirming):
             mask = numberless & self.oracle.truth(case, runs, order).unsure(name)
             if bool(mask[numberless].all()):
@@ -324,7 +330,7 @@ class Judge:
                 f"{count} elements of {name} not judged at {case.text() or 'the given inputs'}: one rounding of the "
                 "reference's own formula decides whether they are numbers"
             )
-        return mask
+        return without(mask, got, want)
 
     def noisy(self, case: Case) -> bool:
         """Whether the op differs from itself run to run on this case, once per verify; so it does if it says so."""
@@ -372,11 +378,6 @@ class Judge:
             if not bool(((a - b).abs() <= slack).logical_or(a.isnan() & b.isnan()).all()):
                 return name
         return ""
-
-
-def _allowing(truth: Truth, name: str, left: torch.Tensor | None) -> Truth:
-    """The truth with a wider floor of one tensor."""
-    return truth if left is None else replace(truth, floor=truth.floor | {name: truth.floor[name] + left})
 
 
 def _wrong_sum(

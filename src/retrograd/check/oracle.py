@@ -121,6 +121,10 @@ class Truth:
         least = tolerance.floor(want.sum(dim), error, dtype)
         return tolerance.tolerance(least, self._spread.sums[label]) if spread else least
 
+    def allowing(self, name: str, left: torch.Tensor | None) -> Truth:
+        """The truth with a wider floor of one tensor."""
+        return self if left is None else replace(self, floor=self.floor | {name: self.floor[name] + left})
+
     @cached_property
     def power(self) -> float:
         """Smallest relative error, uniform over a tensor, that would be seen in each of the tensors."""
@@ -172,7 +176,7 @@ def truth_of(
         elif name in terms:  # no gradient is one of zeros
             floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), None, unit, terms[name])
 
-    spreads = _Spreads(reference, order, exact)
+    spreads = _Spreads(reference, order, exact, bool(plain.switches))
     return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spreads, runs)
 
 
@@ -204,13 +208,14 @@ def term_sizes(
     total = sum(whole, torch.zeros((), dtype=torch.float64))
     sizes = {}
     # Where functions level off at huge values, what cancels there is as large as at ordinary ones.
-    values = (reference.ordinary(), inputs) if reference.case.values else (inputs,)
+    ordinary = reference.ordinary() if reference.case.values else {}
     for name in make.differentiable(reference.spec, inputs):
-        label = f"grad {name}"
-        for x in (as_real(value[name]).double().abs() for value in values):
+        label, value = f"grad {name}", inputs[name]
+        altered = name in ordinary and not torch.equal(ordinary[name], value)  # mostly one input is
+        for x in (as_real(v).double().abs() for v in ((ordinary[name], value) if altered else (value,))):
             alike = [p if p.shape == x.shape else size for p, size in zip(products, whole, strict=True)]
-            each = (sum(alike, torch.zeros_like(x)) / x).nan_to_num(0.0, 0.0, 0.0)
-            every = torch.maximum(each, (total / _size(x)).nan_to_num(0.0, 0.0, 0.0))
+            each = (sum(alike) / x).nan_to_num_(0.0, 0.0, 0.0)
+            every = torch.maximum(each, (total / _size(x)).nan_to_num_(0.0, 0.0, 0.0))
             sizes[label] = torch.maximum(sizes[label], every) if label in sizes else every
         if exact is not None:  # of the outputs and their gradients, so nothing asks for more
             continue
@@ -230,22 +235,26 @@ def _size(t: torch.Tensor) -> torch.Tensor:
 class _Spreads:
     """Spreads of random rounding, called with the runs they rest on: those of fewer are among those of more."""
 
-    def __init__(self, reference: Reference, order: DerivativeOrder, exact: Results) -> None:
-        self._reference, self._order = reference, order
+    def __init__(self, reference: Reference, order: DerivativeOrder, exact: Results, switches: bool) -> None:
+        self._reference, self._order, self._switches = reference, order, switches
         self._results = exact
         self._exact = {name: t for name, t in exact.items() if t is not None}
-        self._exact_sums = kinks.sums(exact)
+        self._known: dict[int, Spread] = {}
+        self._done = 0
+
+    def _begin(self) -> None:
+        """Have nothing added up; most spreads are never asked for."""
+        # Without a kink nobody asks for sums.
+        self._exact_sums = kinks.sums(self._results) if self._switches else {}
         self._squares = {name: torch.zeros_like(t) for name, t in self._exact.items()}
         self._scales = dict.fromkeys(self._squares, 0.0)
         self._sums = {name: torch.zeros_like(t) for name, t in self._exact_sums.items()}
         self._lost = {name: t.isfinite() for name, t in self._exact.items()}
         self._unsure = {name: torch.zeros_like(t, dtype=torch.bool) for name, t in self._exact.items()}
-        self._known: dict[int, Spread] = {}
-        self._done = 0
 
     def __call__(self, runs: int) -> Spread:
         if runs not in self._known and runs < self._done:
-            return _Spreads(self._reference, self._order, self._results)(runs)
+            return _Spreads(self._reference, self._order, self._results, self._switches)(runs)
         for edge in (*(n for n in tolerance.CONFIRMING if self._done < n < runs), runs):
             self._add(edge)
         return self._known[runs]
@@ -254,6 +263,8 @@ class _Spreads:
         """More runs, until there are so many."""
         if runs in self._known:
             return
+        if not self._done:
+            self._begin()
         reference = self._reference
         unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
         try:
@@ -277,13 +288,19 @@ class _Spreads:
             if t is None:
                 self._lost[name] &= False
                 continue
-            finite = t.isfinite()
-            self._lost[name] &= ~finite.any(0)
-            self._unsure[name] |= (finite != want.isfinite()).any(0)
-            self._squares[name] += (t.detach() - want).square_().nan_to_num_(0.0).sum(0)
+            squares = (t.detach() - want).square_()
+            total = squares.sum(0)
+            if math.isfinite(float(total.sum())):  # so is every number in either
+                self._lost[name] &= False
+            else:
+                finite = t.isfinite()
+                self._lost[name] &= ~finite.any(0)
+                self._unsure[name] |= (finite != want.isfinite()).any(0)
+                total = squares.nan_to_num_(0.0).sum(0)
+            self._squares[name] += total
             off = tolerance.scales(t.detach(), want) - 1
             self._scales[name] += float(off.square().nan_to_num_(0.0).sum())
-        for name, t in kinks.sums(runs, 1).items():
+        for name, t in kinks.sums(runs, 1).items() if self._switches else ():
             self._sums[name] += (t - self._exact_sums[name]).square_().nan_to_num_(0.0).sum(0)
 
 

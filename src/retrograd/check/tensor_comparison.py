@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from retrograd.check import tolerance
 from retrograd.check.schema import Case, Finding, Profile
 
 _GRID = 40  # cells a side in the heat map: finer is not legible in a report
@@ -80,6 +81,11 @@ def compare(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> TensorC
         ratio = torch.where(same, 0.0, ratio).nan_to_num(float("inf"), float("inf"))
         worst = float(ratio.max())
     return TensorComparison(ratio, value, want, worst)
+
+
+def compare_stored(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor, wanted: str) -> TensorComparison:
+    """The same, where `got` may be stored in less than the wanted dtype, which is for the contract to tell."""
+    return compare(got, want, tolerance.as_stored(tol, want, got.dtype, wanted))
 
 
 def _ulp(want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -131,19 +131,20 @@ def cancelled(
     """
     if not want.numel():
         return torch.zeros_like(want)
-    size = want.abs().nan_to_num(0.0, 0.0, 0.0)
-    scale = size.amax(-1, keepdim=True).expand_as(size) if want.ndim else size
+    size = want.abs().nan_to_num_(0.0, 0.0, 0.0)
+    scale = size.amax(-1, keepdim=True) if want.ndim else size
     scale = scale if terms is None else torch.maximum(scale, terms)
     zero = size <= ZERO * scale
     if not bool(zero.any()):
         return torch.zeros_like(want)
+    scale = scale.expand_as(size)
     left = 0.0 if eager_error is None else OWN_ERRORS * float(eager_error[zero].nan_to_num(0.0, 0.0, 0.0).max())
     return torch.where(zero, (_CANCELLED * unit * scale).clamp_min(left), 0.0)
 
 
-def stored_coarser(want: torch.Tensor, dtype: torch.dtype, wanted: str) -> torch.Tensor:
-    """What storing a result in a dtype may change where that is less than the wanted one; else 0."""
-    return (1.01 * unit(dtype) if unit(dtype) > UNIT[wanted] else 0.0) * want.abs()
+def as_stored(tol: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, wanted: str) -> torch.Tensor:
+    """What is allowed where a result is stored in a dtype, which may be less than the wanted one."""
+    return torch.maximum(tol, 1.01 * unit(dtype) * want.abs()) if unit(dtype) > UNIT[wanted] else tol
 
 
 def floor(want: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> torch.Tensor:
@@ -210,7 +211,11 @@ _FACTORS = 4.0
 
 def scale(t: torch.Tensor, want: torch.Tensor) -> float:
     """The factor between two tensors that fits best; NaN where there is none to speak of."""
-    return float(scales(t.detach()[None], want))
+    if want.numel() < _SCALED:
+        return math.nan
+    size, product = float(want.square().sum()), float((t.detach() * want).sum())
+    factor = product / size if size and math.isfinite(size) else math.nan
+    return factor if math.isfinite(factor) else math.nan  # what is not finite in either tensor leaves no finite sum
 
 
 def scales(runs: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
@@ -219,7 +224,6 @@ def scales(runs: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
         return torch.full(runs.shape[:1], math.nan, dtype=want.dtype)
     size = want.square().sum()
     factors = (runs * want).flatten(1).sum(1) / size
-    # What is not finite in either tensor leaves no finite sum.
     return torch.where(factors.isfinite() & size.isfinite(), factors, math.nan)
 
 
@@ -343,3 +347,8 @@ PLAINLY_WRONG = 100.0
 def overflows(want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Where a result is so near the largest number of its dtype that rounding may make it infinite."""
     return want.abs() > torch.finfo(dtype).max / 2
+
+
+def moderate(t: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether all of a tensor are numbers, and none is that large: what `overflows` and isfinite say, in two steps."""
+    return not t.numel() or float(torch.linalg.vector_norm(t, math.inf)) <= torch.finfo(dtype).max / 2
