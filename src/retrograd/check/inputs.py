@@ -293,7 +293,9 @@ def place(drawn: Mapping[str, Any], case: Case, device: str) -> dict[str, Any]:
     for name, value in drawn.items():
         if isinstance(value, torch.Tensor):
             fresh, layout = value.detach().to(device, copy=True), case.layout(name) if case.layouts else ""
-            out[name] = lay_out(repeat_values(fresh, layout), layout) if layout else fresh.contiguous()
+            if layout:
+                fresh = lay_out(repeat_values(fresh, layout), layout)
+            out[name] = fresh if layout or fresh.is_contiguous() else fresh.contiguous()
         elif isinstance(value, (list, tuple, dict)) and _is_plain(value):
             out[name] = copy.deepcopy(value)
     return out

@@ -55,4 +55,4 @@ def lay_out(t: torch.Tensor, layout: str) -> torch.Tensor:
 
 def without_strides(case: Case) -> Case:
     """The case without the layouts that leave its values as they are: what a truth depends on."""
-    return case.but(layouts=tuple((k, v) for k, v in case.layouts if v in REPEATING))
+    return case.but(layouts=tuple((k, v) for k, v in case.layouts if v in REPEATING)) if case.layouts else case

@@ -38,7 +38,9 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     """Whether two tensors are equal bit for bit (NaN equals NaN, +0 is not -0 only where a sign can matter)."""
     if a is None or b is None:
         return a is b
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 class DrawsRandomNumbers(Exception):
