@@ -21,9 +21,9 @@ _INTERPRETER = "triton.runtime.interpreter"
 _SILENT = threading.local()  # `now`: whether launches of this thread pass by no callback
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class KernelLaunch:
-    """A call of a `run` of Triton's."""
+    """A call of a `run` of Triton's. Frozen it would take 2 us more to make, at each launch; nobody changes one."""
 
     function: Any  # the JITFunction or InterpretedFunction that is launched; for `around_autotuning` the Autotuner
     # As Triton has them, `grid` and `warmup` among the latter

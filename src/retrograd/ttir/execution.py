@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,13 @@ class Execution:
         kernel = launched.kept.get("program")
         if kernel is None:
             kernel = launched.kept["program"] = compile_text(launched.text)
-        leaves = _leaves(launched.signature, values, [value.type.element for value in kernel.arguments])
+        names = launched.kept.get("names")
+        if names is None:
+            names = launched.kept["names"] = _plain_names(launched.signature)
+        if names:
+            leaves = [(name, values[name]) for name in names]
+        else:
+            leaves = _leaves(launched.signature, values, [value.type.element for value in kernel.arguments])
         return cls(kernel, grid, *_arguments(kernel.arguments, leaves, undefined), library, LearnedStorages(undefined))
 
     @property
@@ -144,10 +151,8 @@ def _arguments(
     scalars: dict[int, Array] = {}
     storages: dict[int, Storage] = {}
     for number, (argument, (name, leaf)) in enumerate(zip(arguments, leaves, strict=True)):
-        if argument.type.element != "ptr":
-            kind = element_type(argument.type.element)
-            value = _scalar(leaf, kind.compute)
-            scalars[argument.slot] = kind.round(value) if kind.round else value
+        if (element := argument.type.element) != "ptr":
+            scalars[argument.slot] = (_whole if type(leaf) in (int, bool) else _number)(leaf, element)
             continue
         tensor = _tensor(leaf)
         if tensor is None:
@@ -164,6 +169,20 @@ def _arguments(
         start = pointer.start if tensor is leaf and pointer.start != pointer.end else leaf.data_ptr()
         scalars[argument.slot] = np.array([start], np.int64)
     return pointers, scalars
+
+
+def _number(value: Any, element: str) -> Array:
+    kind = element_type(element)
+    number = _scalar(value, kind.compute)
+    return kind.round(number) if kind.round else number
+
+
+@functools.lru_cache(1024, typed=True)
+def _whole(value: int, element: str) -> Array:
+    """Of a whole number: sizes and strides are the same at most launches. Of floats 0.0 and -0.0 would be one."""
+    number = _number(value, element)
+    number.flags.writeable = False
+    return number
 
 
 def _scalar(value: Any, dtype: np.dtype[Any]) -> Array:
@@ -183,6 +202,13 @@ def _tensor(leaf: Any) -> torch.Tensor | None:
             if 0 <= leaf.data_ptr() - storage.data_ptr() < max(storage.nbytes(), 1):
                 return held.detach()
     return None
+
+
+def _plain_names(signature: dict[str, Any]) -> tuple[str, ...]:
+    """The arguments of the function, but for constexprs; none where some are tuples or descriptors."""
+    if any(isinstance(kind, (tuple, list)) or str(kind).startswith("tensordesc") for kind in signature.values()):
+        return ()
+    return tuple(name for name, kind in signature.items() if kind != "constexpr")
 
 
 def _leaves(signature: dict[str, Any], values: dict[str, Any], types: list[str]) -> list[tuple[str, Any]]:

@@ -6,6 +6,7 @@ programs only where two of them touch the same memory, which is looked for at ev
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from retrograd.ttir.element_types import Array
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList, KernelFault, LaunchRecord
 from retrograd.ttir.frames import EndlessLoopError
+from retrograd.ttir.program import NumpyKernel
 from retrograd.ttir.storage import Storage
 
 _MOST_READ = 16 << 20  # bytes of a launch's storages, beyond which hashing them is not tried
@@ -60,8 +62,9 @@ class KeptLaunches:
     def key(execution: Execution) -> Any:
         """Of a launch but for the order of its programs; None where it is not to be kept."""
         kernel, storages = execution.kernel, execution.storages
-        whole = all(number in execution.pointers for a in kernel.accesses for number in a.arguments or ())
-        if not kernel.repeats or not whole or any(s.undefined is not None for s in storages):
+        if not kernel.repeats or not _touched(kernel) <= execution.pointers.keys():
+            return None
+        if any(s.undefined is not None for s in storages):
             return None
         if sum(len(s.octets) for s in storages) > _MOST_READ:
             return None
@@ -87,6 +90,12 @@ class KeptLaunches:
         return kept
 
 
+@functools.lru_cache(256)
+def _touched(kernel: NumpyKernel) -> frozenset[int]:
+    """Numbers of the arguments to which accesses may lead."""
+    return frozenset(number for access in kernel.accesses for number in access.arguments or ())
+
+
 def _digest(execution: Execution, storages: Sequence[Storage]) -> bytes:
     """Of arguments, where they lie in their storages, and the memory that may be read."""
     digest = hashlib.blake2b(digest_size=16)
@@ -101,7 +110,11 @@ def _digest(execution: Execution, storages: Sequence[Storage]) -> bytes:
         if position in execution.kernel.read and at not in read:
             read.add(at)
             digest.update(pointer.storage.octets.data)
-    slots = {execution.kernel.arguments[position].slot for position in execution.pointers}
-    words += [(slot, value.tobytes()) for slot, value in execution.scalars.items() if slot not in slots]
+    arguments = execution.kernel.arguments
+    words += [
+        (argument.slot, execution.scalars[argument.slot].tobytes())
+        for position, argument in enumerate(arguments)
+        if position not in execution.pointers
+    ]
     digest.update(repr(words).encode())
     return digest.digest()

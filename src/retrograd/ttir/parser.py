@@ -224,6 +224,8 @@ class _Parser:
         return [names[0][0], *(name for name, _ in pairs)], [operation.operands[0].type, *types]
 
     def _define(self, names: Sequence[str], types: list[Type], scope: _Scope) -> list[SsaValue]:
+        if len(names) == len(types) == 1 and ":" not in names[0]:  # nearly all
+            return scope.define(names[0], types)
         counts = [(name.partition(":")[0], int(name.partition(":")[2] or 1)) for name in names]
         total = sum(count for _, count in counts)
         if len(types) == 1 and total > 1:
