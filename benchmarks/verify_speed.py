@@ -11,6 +11,7 @@ finding counts when it is told, which is before it is shrunk and explained.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from retrograd import catalog
+from retrograd import catalog, cpu_triton
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
 
@@ -74,6 +75,11 @@ def main() -> int:
     torch.compile(torch.sin, backend="aot_eager")(torch.ones(1, requires_grad=True)).backward()
     verify(next(iter(load(files("healthy")[0]).values())), level="quick", seed=0)
     verify(catalog.resolve("rms_norm_cpu"), level="quick", only=["compiler"])
+    # Neither is the import of Triton, of what executes its kernels and of the kernels themselves.
+    for family in ("norm", "msda"):
+        importlib.import_module(f"retrograd.ops.{family}.triton")
+    with cpu_triton():
+        pass
     wanted = [n for n in args.names.split(",") if n]
     setting = f"torch {torch.__version__}, one thread, level {args.level}, seed {args.seed}"
     head = "| op | set | verdict | seconds | to the first finding | longest stages |"
