@@ -108,3 +108,46 @@ def test_a_tuple_that_has_no_length_is_looked_through():
 
     report = rg.verify(scaled, reference=scaled, inputs=dict(x=rg.tensor("N")), level="quick", only=["oracle"])
     assert report.verdict == "proved", report
+
+
+@pytest.mark.parametrize("way", ["global", "new global", "default", "closure", "dict", "list"])
+def test_what_a_function_refers_to_from_the_second_call_on_is_put_back_too(way):
+    """What was found at the first call is kept, but not what has been bound otherwise since."""
+    held: dict[str, dict[str, torch.Tensor]] = {}
+    scope: dict[str, object] = {"torch": torch, "settings": held}
+    lines = "def reference(x, inner=settings):\n    box['w'] = box.get('w', x) * x\n    return x * box['w']\n"
+    box: dict[str, torch.Tensor] = {}
+    if way == "closure":
+
+        def reference(x: torch.Tensor) -> torch.Tensor:
+            box["w"] = box.get("w", x) * x
+            return x * box["w"]
+
+    else:
+        if way == "global":
+            scope["box"] = {}
+        if way in ("default", "dict"):
+            lines = lines.replace("box", "inner" if way == "default" else "settings['box']")
+        if way == "list":
+            scope["settings"] = [{}]
+            lines = lines.replace("box", "settings[0]")
+        if way == "dict":
+            held["box"] = {}
+        exec(lines, scope)
+        reference = scope["reference"]
+    with without_traces(reference):
+        pass  # what it refers to is known now
+    fresh = dict(w=torch.ones(3))
+    if way in ("global", "new global"):
+        scope["box"] = fresh
+    elif way == "default":
+        reference.__defaults__ = (fresh,)
+    elif way == "closure":
+        box = fresh
+    elif way == "dict":
+        held["box"] = fresh
+    else:
+        scope["settings"][0] = fresh
+    with without_traces(reference):
+        reference(torch.ones(3, dtype=torch.float64))
+    assert fresh["w"].dtype == torch.float32

@@ -42,7 +42,7 @@ class _Bindings:
             and all(dict.__len__(now) == len(old) for now, old in self.mappings)
             and all(dict.get(now, name, now) is value for now, old in self.mappings for name, value in old.items())
             and all(list.__len__(now) == len(old) for now, old in self.lists)
-            and all(map(is_, list.__iter__(now), old) for now, old in self.lists)
+            and all(all(map(is_, list.__iter__(now), old)) for now, old in self.lists)
             and all(_contents(cell) is value for cell, value in self.cells)
         )
 
