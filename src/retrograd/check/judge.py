@@ -81,14 +81,12 @@ class Judge:
             mask, right = None if excused is None else excused.get(name), want
             if not case.values and not tolerance.moderate(want, got.dtype):
                 mask = self._undefined(case, name, got, want)
-            if mask is not None:
-                got, want = without(mask, got, want)
+            got, want = (got, want) if mask is None else without(mask, got, want)
             self.compared |= dict.fromkeys([name] * bool(got.numel()))
-            kind = truth.stored.get(name, case.dtype)
-            comparison, used = compare_stored(got, want, truth.floor[name], kind), truth
+            comparison, used = compare_stored(got, want, truth.floor[name], truth.stored.get(name, case.dtype)), truth
             if comparison.wrong:
                 got, want = self._without_unsure(case, name, got, want, order)
-                comparison, used = self._compared(case, name, got, want, truth, order, kind)
+                comparison, used = self._compared(case, name, got, want, truth, order)
             if comparison.wrong and self._by_luck(case, name, right, used):
                 continue
             if got.numel() and comparison.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
@@ -117,10 +115,10 @@ class Judge:
         return [] if explained else [_wrong_value(case, name, comparison, truth)]
 
     def _compared(
-        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder,
-        kind: str,
-    ) -> tuple[TensorComparison, Truth]:  # fmt: skip
+        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder
+    ) -> tuple[TensorComparison, Truth]:
         """The comparison, and the truth that it rests on: with more runs the nearer an alarm is to chance."""
+        kind = truth.stored.get(name, case.dtype)
         comparison = compare_stored(got, want, truth.floor[name], kind)
         if comparison.wrong:
             comparison = compare_stored(got, want, truth.tol[name], kind)
