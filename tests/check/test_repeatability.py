@@ -53,7 +53,7 @@ def test_a_fault_of_the_checker_is_not_told_as_one_of_the_op(monkeypatch):
     def broken(*_args):
         raise KeyError("distance")
 
-    monkeypatch.setattr("retrograd.check.judge.compare", broken)
+    monkeypatch.setattr("retrograd.check.judge.compare_stored", broken)
     report = rg.verify(square(fn=lambda x: x * x), level="quick", only=["contract", "oracle", "state"])
     assert report.verdict == "undecided"
     assert [s.status for s in report.stages] == ["passed", "undecided", "passed"]
