@@ -297,7 +297,7 @@ def ring(o: Options) -> tuple:
             new = jnp.maximum(best, scores.max(-1))
             old, fresh = jnp.exp(best - new), jnp.exp(scores - new[:, None])
             total = total * old + fresh.sum(-1)
-            out = out * old[:, None] + (fresh @ v).astype(o["kept"])
+            out = (out * old[:, None] + fresh @ v).astype(o["kept"])
             order = [(i, (i + o["direction"]) % n) for i in range(n)]
             return (new, total, out, *(jax.lax.ppermute(t, "s", order) for t in (k, v))), None
 
