@@ -171,8 +171,12 @@ class _Comparison:
             best = min(best, tried(numbered), key=_cost)
         if entry and any(c.kind in _NAMED for c in best[1][0]):
             best = min(best, tried(first, named=True), key=_cost)
+        if entry and any(_about_parameters(c) for c in best[1][0]):
+            best = min(best, tried(first, in_order=True), key=_cost)
         if any(c.kind in _STRUCTURAL for c in best[1][0]):
             best = min(best, tried(numbered, named=True, traced=True), key=_cost)
+        if entry and any(_about_parameters(c) for c in best[1][0]):
+            best = min(best, tried(first, named=True, traced=True, in_order=True), key=_cost)
         if any(c.kind in _RESHAPED for c in best[1][0]):
             best = min(best, tried((best[0].a.ids, best[0].b.ids), bold=False), key=_cost)
         return best
@@ -323,6 +327,13 @@ def _rank(placed: Placed, reshaped: bool, rewired: bool) -> tuple[bool, int]:
     if read or (cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]):
         rank = _RANK.index("constant_changed")
     return "became dynamic" not in cause.what, rank
+
+
+def _about_parameters(cause: Cause) -> bool:
+    """Do parameters come or go, or have another shape?"""
+    return cause.kind in ("parameter_added", "parameter_removed") or (
+        cause.kind in ("shape_changed", "dtype_changed") and cause.what.startswith("parameter")
+    )
 
 
 def _cost(hypothesis: _Hypothesis) -> tuple[int, int]:

@@ -27,6 +27,8 @@ _ADVICE = {
     "module_changed": "keep the mesh, the number of devices and the flags of the compiler the same at every step",
     "placement_changed": "another device, layout, sharding or memory: make the tensor in the same way at every step",
 }
+_TRAINED_ADVICE = "a parameter has a gradient, and with it the backward another output: is it meant to be trained?"
+_HELD = re.compile(r"_(buffers|parameters)_")
 _BARRIERS_ADVICE = "no operation moves across a barrier, nor is fused: jax.checkpoint or torch_xla puts them elsewhere"
 Digests = Callable[[Form, Form], tuple[list[bytes], list[bytes]]]
 
@@ -37,6 +39,7 @@ def module_causes(a: Graph, b: Graph, same: bool) -> list[Cause]:
     text = _donation(a, b)
     if text:
         causes.append(Cause("aliasing_changed", text, "", _ADVICE["aliasing_changed"]))
+    causes += _trained(a, b) if same else []
     for name in sorted({*a.header, *b.header} - {*_DONATION, *keys.HARMLESS_HEADER}):
         before, after = a.header.get(name, ""), b.header.get(name, "")
         if before == after or not (same or name in _ALWAYS or name.startswith(_MESH)):
@@ -48,6 +51,22 @@ def module_causes(a: Graph, b: Graph, same: bool) -> list[Cause]:
             text = f"{name} of the module: {_shown(before)} -> {_shown(after)}"
             causes.append(Cause("module_changed", text, "", _ADVICE["module_changed"]))
     return causes
+
+
+def _trained(a: Graph, b: Graph) -> list[Cause]:
+    """Inputs that Dynamo took from a parameter of a module in one graph, from a buffer in the other."""
+    kinds = [[_HELD.findall(graph.main.instructions[p].name) for p in graph.main.parameters] for graph in (a, b)]
+    names = [[graph.main.instructions[p].name for p in graph.main.parameters] for graph in (a, b)]
+    if a.format != "fx" or len(names[0]) != len(names[1]):
+        return []
+    changed = [k for k, (x, y) in enumerate(zip(*kinds, strict=True)) if x and y and x[-1] != y[-1]]
+    if not changed:
+        return []
+    words = [{"buffers": "a buffer", "parameters": "a parameter"}[side[changed[0]][-1]] for side in kinds]
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    text = f"input {changed[0]} {names[1][changed[0]]} is {words[0]} -> {words[1]} of its module{more}"
+    own, others = (tuple(side[k] for k in changed) for side in names)
+    return [Cause("placement_changed", text, "", _TRAINED_ADVICE, own, others, len(changed))]
 
 
 def _donation(a: Graph, b: Graph) -> str:

@@ -40,6 +40,7 @@ def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
     before_a = causes_before(view.a, own[0], view.a.partner, before_b)
     before_b = causes_before(view.b, own[1], view.b.partner, before_a)
     follows: set[int] = set()
+    leading: dict[int, list[int]] = {}
     # What a loop carries follows from what it computes, not the other way round.
     carried = frozenset[Kind]() if view.a.form.computation is view.a.graph.main else _SIGNATURE
     for k, cause in enumerate(causes):
@@ -57,8 +58,25 @@ def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
             leads = [i for i in leads if causes[i].kind in _SIGNATURE or _operation(causes[i]) == _operation(cause)]
         if leads:
             follows.add(k)
+            leading[k] = leads
+    follows -= _firsts_of_circles(follows, leading, sides)
     signature = sum(1 << k for k, cause in enumerate(causes) if cause.kind in _SIGNATURE)
     return follows, {n for n in view.a.form.called if before_a[n] & signature}
+
+
+def _firsts_of_circles(follows: set[int], leading: dict[int, list[int]], sides: list[list[list[int]]]) -> set[int]:
+    """Causes that are before each other, as where two operations change places: the first in the program of each circle.
+
+    All that stands behind what is told is told by it; of the rest, the first, until nothing is left.
+    """
+    firsts, rest = set[int](), set(leading) & follows
+    while rest:
+        behind = {k for k in rest if any(i not in rest for i in leading[k])}
+        if not behind:
+            behind = {min(rest, key=lambda k: min(side[k][0] for side in sides if side[k]))}
+            firsts |= behind
+        rest -= behind
+    return firsts
 
 
 def common(masks: Sequence[int], nodes: Sequence[int]) -> int:

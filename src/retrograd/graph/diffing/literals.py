@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from functools import cache
-from math import prod
+from math import isclose, isfinite, prod
 
 from retrograd.core.wording import count, shortened
 from retrograd.graph.form import Form
@@ -33,6 +33,8 @@ _CODES = {
     "u32": "I", "u64": "Q", "pred": "?",
 }  # fmt: skip
 _WIDEST_NUMBER = 20
+_FEW_DIGITS = 4  # that a person writes
+_ROUNDING = {"f32[]": 2.0**-22, "f64[]": 2.0**-51}  # of four operations
 _FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
 
@@ -46,6 +48,25 @@ def shown(shape: str, literal: str, widest: int) -> str:
     if shape.endswith("[]") and dtype == "bf16" and _FLOAT.match(literal):
         return _shortest(float(literal), _bfloat16)
     return shortened(literal, widest)
+
+
+def changed(shape: str, before: str, after: str, widest: int) -> tuple[str, str]:
+    """Two literals of a constant, as `shown`, and as people wrote them where arithmetic in its precision rounded.
+
+    0.2 * 0.15 in float32 is 0.030000001, told as 0.03, unless that is what the other one is told as.
+    """
+    exact = shown(shape, before, widest), shown(shape, after, widest)
+    near = tuple(_near(shape, text) for text in exact)
+    return exact if near[0] == near[1] else (near[0], near[1])
+
+
+def _near(shape: str, text: str) -> str:
+    """The number of few digits that a scalar is within the rounding of a few operations; else as it is."""
+    error = _ROUNDING.get(shape)
+    if error is None or not _FLOAT.match(text) or not isfinite(value := float(text)):
+        return text
+    few = float(f"{value:.{_FEW_DIGITS}g}")
+    return repr(few).removesuffix(".0") if few != value and isclose(few, value, rel_tol=error) else text
 
 
 def same_in(dtype: str, x: float, y: float) -> bool:

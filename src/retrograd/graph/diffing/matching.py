@@ -37,6 +37,7 @@ def match(
     entry: bool = True,
     named: bool = False,
     traced: bool = False,
+    in_order: bool = False,
     places: Places = None,
 ) -> Matching:
     """The correspondence of two forms, given keys of their values.
@@ -45,6 +46,7 @@ def match(
     of what is no `entry` have the places that the caller gives them: as many on both sides are the same ones, else
     those in `places`, pairs of numbers. `named`: parameters of equal names are the same ones, and so are outputs that
     renew them. `traced`: so are operations that stand in the same order, as two traces of nearly the same program do.
+    `in_order`: so are parameters of equal shapes, as far as they stand in the same order.
     """
     matching = Matching(form_a, form_b, ids_a, ids_b)
     matching.bold = bold
@@ -55,6 +57,8 @@ def match(
         _placed(matching, places)
     if named:
         _by_name(matching)
+    if in_order:
+        _in_order(matching)
     _parameters(matching)
     _outputs(matching, named, places or ())
     if traced:
@@ -115,6 +119,18 @@ def _parameters(matching: Matching) -> None:
         own = matching.ids_a[a]
         if count_a[own] == 1 == count_b[own] and matching.free(a, place_b[own]):
             matching.pair(a, place_b[own])
+
+
+def _in_order(matching: Matching) -> None:
+    """Parameters of equal shapes, as many as can be without crossing: where some come or go, the others keep their order.
+
+    Of several that could have gone, the last ones have: a layer begins with what has a shape of its own.
+    """
+    form_a, form_b = matching.form_a, matching.form_b
+    shapes = [[form.labels[n] for n in form.parameters] for form in (form_a, form_b)]
+    for i, j in align(*shapes, patience=False):  # type: ignore[type-var]
+        if matching.free(form_a.parameters[i], form_b.parameters[j]):
+            matching.pair(form_a.parameters[i], form_b.parameters[j])
 
 
 def places_of(matching: Matching, a: int, b: int) -> list[tuple[int, int]]:

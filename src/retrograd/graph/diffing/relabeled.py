@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
-from retrograd.graph.diffing.literals import array_change, parameter_name, rounded, shown
+from retrograd.graph.diffing.literals import array_change, changed, parameter_name, rounded, shown
 from retrograd.graph.diffing.side_by_side import View, shapes
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
@@ -163,6 +163,9 @@ def _change_text(view: View, a: int, b: int, kind: str) -> tuple[str, str, str]:
         left, _, right = where.partition(" -> ")
         return "", f"constant {shape_a}, {left}", right
     if kind == "constant_changed":
+        if shape_a == shape_b:
+            left, right = changed(shape_a, attrs_a, attrs_b, _WIDEST)
+            return "", f"constant {shape_a} {left}", right
         return "", f"constant {shape_a} {shown(shape_a, attrs_a, _WIDEST)}", shown(shape_b, attrs_b, _WIDEST)
     only_a, only_b = split(attrs_a), split(attrs_b)
     left = rounded(", ".join(part for part in only_a if part not in only_b))

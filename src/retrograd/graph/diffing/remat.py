@@ -19,6 +19,7 @@ from retrograd.graph.value_names import name_of
 
 _ARGUMENT = "primals"  # of a forward of AOTAutograd, without its number
 _CHECKPOINT_ADVICE = "torch.utils.checkpoint or the partitioner's recomputation is on in one of the two"
+_SAVING = frozenset({"aten.detach.default", "aten.alias.default", "get-tuple-element", "tuple"})
 Forms = dict[str, Form]
 # What stacks, unstacks and counts: as many as there are values that a loop saves. It says nothing of recomputation.
 _BOOKKEEPING_NAMES = """
@@ -35,7 +36,7 @@ _REMAT_ADVICE = "jax.checkpoint or nn.remat is on in one of the two: what the ba
 def find_cause(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
     """At most one cause."""
     if a.format == "fx":
-        return _of_saved(a, b)
+        return _of_saved(a, b) or _of_forward(a, b)
     return _in_loops(a, b, forms_a, forms_b) or _elsewhere(a, b, forms_a, forms_b)
 
 
@@ -57,6 +58,40 @@ def _of_saved(a: Graph, b: Graph) -> Cause | None:
             names = tuple(i.name for i in graph.main.instructions if i.opcode == "parameter" and _stem(i) in saved)
             return Cause("remat_changed", text, "", _CHECKPOINT_ADVICE, names, names, saved.total())
     return None
+
+
+def _of_forward(a: Graph, b: Graph) -> Cause | None:
+    """Values that one forward of AOTAutograd saves, where the other, which computes the same, saves more arguments."""
+    graphs = a, b
+    if not all(any(i.name.startswith(_ARGUMENT) for i in graph.main.instructions) for graph in graphs):
+        return None
+    if _computed(a) != _computed(b):
+        return None
+    sides = [_returned(graph) for graph in graphs]
+    for only, (own, other) in (("B", sides[::-1]), ("A", sides)):
+        arguments, values = (other[k] - own[k] for k in (0, 1))
+        more = [own[k] - other[k] for k in (0, 1)]
+        if values and more[0] and not arguments and not more[1]:
+            stems = some(list(dict.fromkeys(name for name, _ in values)), 4)
+            text = f"remat in {only}: {stems} {'is' if values.total() == 1 else 'are'} not saved, to be computed again"
+            names = [
+                tuple(graph.main.instructions[o].name for o in graph.main.instructions[graph.main.root].operands)
+                for graph in graphs
+            ]
+            return Cause("remat_changed", text, "", _CHECKPOINT_ADVICE, names[0], names[1], values.total())
+    return None
+
+
+def _computed(graph: Graph) -> Counter[tuple[str, str]]:
+    """The operations of a graph, but for copies of what is saved."""
+    return Counter((i.opcode, i.shape) for i in graph.main.instructions if i.operands and i.opcode not in _SAVING)
+
+
+def _returned(graph: Graph) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+    """The arguments and the values that a graph returns, by name without number, and shape."""
+    returned = [graph.main.instructions[o] for o in graph.main.instructions[graph.main.root].operands]
+    arguments = [i for i in returned if i.opcode == "parameter"]
+    return Counter(map(_stem, arguments)), Counter(_stem(i) for i in returned if i.opcode != "parameter")
 
 
 def _stem(ins: Instruction) -> tuple[str, str]:
@@ -123,9 +158,9 @@ def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | Non
     operations_a, operations_b = _operations(forms_a, loops_a), _operations(forms_b, loops_b)
     more, fewer = operations_b - operations_a, operations_a - operations_b
     stacked_a, stacked_b = (_stacked(forms, loops) for forms, loops in ((forms_a, loops_a), (forms_b, loops_b)))
-    if carried_b < carried_a and stacked_b < stacked_a and _again(more, fewer, forms_a):
+    if carried_b < carried_a and stacked_b < stacked_a and _again(more, fewer, forms_b, forms_a):
         only, saved, again = "B", carried_a - carried_b, more
-    elif carried_a < carried_b and stacked_a < stacked_b and _again(fewer, more, forms_b):
+    elif carried_a < carried_b and stacked_a < stacked_b and _again(fewer, more, forms_a, forms_b):
         only, saved, again = "A", carried_b - carried_a, fewer
     else:
         return None
@@ -140,12 +175,22 @@ def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | Non
     return Cause("remat_changed", text, "", _REMAT_ADVICE, names_a, names_b)
 
 
-def _again(more: Counter[str], fewer: Counter[str], others: Forms) -> bool:
-    """Are operations computed again that the other graph has, in a loop or before it? Fusing makes others of a few."""
+def _again(more: Counter[str], fewer: Counter[str], own: Forms, others: Forms) -> bool:
+    """Are operations computed again that the other graph has, in a loop or before it? Fusing makes others of a few.
+
+    Who computes again computes all that the other does: a kind of operation that only the other has was taken away.
+    """
     if fewer or not more:
         return False
-    there = Counter(label[0] for form in others.values() for n, label in enumerate(form.labels) if form.live[n])
+    here, there = _kinds(own), _kinds(others)
+    if there.keys() - here.keys() - _BOOKKEEPING:
+        return False
     return 8 * sum(min(n, there[op]) for op, n in more.items()) >= 7 * more.total()
+
+
+def _kinds(forms: Forms) -> Counter[str]:
+    """How often a graph has each operation."""
+    return Counter(label[0] for form in forms.values() for n, label in enumerate(form.labels) if form.live[n])
 
 
 def _loops(forms: Iterable[Form]) -> list[tuple[Form, int]]:

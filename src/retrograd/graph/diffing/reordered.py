@@ -35,6 +35,7 @@ def parameters(view: View) -> tuple[list[Cause], str]:
     names_a = view.a.names(n for n in a.parameters if a.numbers[n] in moved and view.a.partner[n] >= 0)
     names_b = view.b.names(view.a.partner[n] for n in a.parameters if a.numbers[n] in moved and view.a.partner[n] >= 0)
     text = f"{len(shifted)} of {len(pairs)} parameters moved: the same ones in another order (shifts {histogram})"
+    text += view.a.saved(n for n in a.parameters if a.numbers[n] in {i for i, _ in out_of_order})
     return [Cause("parameter_moved", text, "", _LIVE, names_a, names_b, len(shifted))], ""
 
 
@@ -59,10 +60,14 @@ def operands(view: View) -> list[Cause]:
     """Causes for operations and outputs that are the same but read other values, which both graphs have."""
     causes: list[Cause] = []
     form_a, form_b = view.a.form, view.b.form
+    entry = form_a.computation is view.a.graph.main
+    carries = not entry and len(form_a.parameters) != len(form_b.parameters)
     for a, b in enumerate(view.a.partner):
         if b < 0 or not form_a.live[a] or view.same_operands(a, b):
             continue
         places = _rewired(view, form_a.operands[a], form_b.operands[b])
+        # Which of the values of one shape is which, that a loop carries more or fewer of, nobody knows.
+        places = [k for k in places if not (carries and _both_carried(view, form_a.operands[a][k], form_b.operands[b][k]))]
         if places and not _carries_otherwise(view, a, b):
             causes.append(_operand_cause(view, a, b, places))
         elif len(form_a.operands[a]) != len(form_b.operands[b]) and not _explained(view, a, b):
@@ -113,6 +118,12 @@ def _carries_otherwise(view: View, a: int, b: int) -> bool:
     sides = (view.a.form, a), (view.b.form, b)
     shapes = [[form.labels[o][1] for o in form.operands[node]] for form, node in sides]
     return view.a.form.labels[a][0] == "while" and shapes[0] != shapes[1]
+
+
+def _both_carried(view: View, a: int, b: int) -> bool:
+    """Are both parameters, of one shape?"""
+    sides = (view.a.form, a), (view.b.form, b)
+    return all(form.numbers[n] >= 0 for form, n in sides) and view.matching.alike(a, b)
 
 
 def _explained(view: View, a: int, b: int) -> bool:
