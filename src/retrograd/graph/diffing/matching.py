@@ -122,13 +122,11 @@ def _parameters(matching: Matching) -> None:
 
 
 def _in_order(matching: Matching) -> None:
-    """Parameters of equal shapes, as many as can be without crossing: where some come or go, the others keep their order.
-
-    Of several that could have gone, the last ones have: a layer begins with what has a shape of its own.
-    """
+    """Parameters of equal shapes without crossing, where one graph has all of the other's and more: the order is kept."""
     form_a, form_b = matching.form_a, matching.form_b
     shapes = [[form.labels[n] for n in form.parameters] for form in (form_a, form_b)]
-    for i, j in align(*shapes, patience=False):  # type: ignore[type-var]
+    pairs = align(*shapes, patience=False)  # type: ignore[type-var]
+    for i, j in pairs if len(pairs) == min(map(len, shapes)) else ():
         if matching.free(form_a.parameters[i], form_b.parameters[j]):
             matching.pair(form_a.parameters[i], form_b.parameters[j])
 

@@ -178,19 +178,20 @@ def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | Non
 def _again(more: Counter[str], fewer: Counter[str], own: Forms, others: Forms) -> bool:
     """Are operations computed again that the other graph has, in a loop or before it? Fusing makes others of a few.
 
-    Who computes again computes all that the other does: a kind of operation that only the other has was taken away.
+    Who computes again computes all that the other does: an operation that only the loops of the other have was taken
+    away.
     """
     if fewer or not more:
         return False
-    here, there = _kinds(own), _kinds(others)
-    if there.keys() - here.keys() - _BOOKKEEPING:
+    here, there = _kinds(own.values()), _kinds(others.values())
+    if _kinds(_bodies(others, _loops(others.values()))).keys() - here.keys() - _BOOKKEEPING:
         return False
     return 8 * sum(min(n, there[op]) for op, n in more.items()) >= 7 * more.total()
 
 
-def _kinds(forms: Forms) -> Counter[str]:
-    """How often a graph has each operation."""
-    return Counter(label[0] for form in forms.values() for n, label in enumerate(form.labels) if form.live[n])
+def _kinds(forms: Iterable[Form]) -> Counter[str]:
+    """How often each operation is in some computations."""
+    return Counter(label[0] for form in forms for n, label in enumerate(form.labels) if form.live[n])
 
 
 def _loops(forms: Iterable[Form]) -> list[tuple[Form, int]]:
@@ -212,12 +213,15 @@ def _stacked(forms: Forms, loops: list[tuple[Form, int]]) -> int:
 
 def _operations(forms: Forms, loops: list[tuple[Form, int]]) -> Counter[str]:
     """The operations of loops and of what these call, those apart that only move values."""
-    own = {name for form, node in loops for role, name in form.called[node] if role == "body"}
-    names = own | set(_called([forms[name] for name in own], forms))
-    bodies = [forms[name] for name in names]
     return Counter(
         label[0]
-        for body in bodies
+        for body in _bodies(forms, loops)
         for node, label in enumerate(body.labels)
         if body.live[node] and label[0] not in _BOOKKEEPING and label[1] not in _INDICES
     )
+
+
+def _bodies(forms: Forms, loops: list[tuple[Form, int]]) -> list[Form]:
+    """The bodies of loops, and what these call."""
+    own = {name for form, node in loops for role, name in form.called[node] if role == "body"}
+    return [forms[name] for name in own | set(_called([forms[name] for name in own], forms))]
