@@ -92,7 +92,7 @@ def edges(o: Options) -> tuple:
 
 
 def grouped(o: Options) -> tuple:
-    """Policy optimisation by groups of answers: advantages within a group, a ratio that is clipped, epochs in a scan."""
+    """Policy optimisation by groups of answers: advantages in a group, a ratio that is clipped, epochs in a scan."""
 
     def f(p: Any, old: Any, tokens: jax.Array, reward: jax.Array, length: jax.Array) -> Any:
         def scores(p: Any) -> jax.Array:

@@ -100,7 +100,8 @@ PAIRS: list[Pair] = [
     ("waves delta", waves, {}, {"delta": 0.9}, r"0\.6.*0\.9"),
     ("turned value", turned, {}, {"rotary_value": True}, r"^\+ |mul|add|stack|replaced"),
     ("turned activation", turned, {}, {"hidden_act": "silu"}, r"gelu|silu|sigmoid|erf"),
-    ("lamb decay", updated, {"weight_decay": 0.1}, {"weight_decay": 0.3}, r"0\.1.*0\.3|0\.997.*0\.991|-0\.003.*-0\.009"),
+    ("lamb decay", updated, {"weight_decay": 0.1}, {"weight_decay": 0.3},
+     r"0\.1.*0\.3|0\.997.*0\.991|-0\.003.*-0\.009"),
     ("belief rectified", updated, belief, {**belief, "rectify": True}, r"sqrt|\+ |- |replaced|div|mul"),
     ("belief betas", updated, belief, {**belief, "betas": (0.8, 0.999)}, r"0\.9.*0\.8|0\.1.*0\.2"),
 ]  # fmt: skip

@@ -62,18 +62,6 @@ def test_of_causes_before_each_other_the_first_in_the_program_is_told() -> None:
     assert _firsts_of_circles({0, 1}, {0: [1], 1: [3]}, sides) == set()
 
 
-NORM = 'norm: "f32[4]" = torch.ops.aten.special_i0.default({}); '
-WORK = 'work: "f32[4]" = torch.ops.aten.tanh.default({}); add: "f32[4]" = torch.ops.aten.add.Tensor({}, work); '
-
-
-def test_two_operations_that_change_places_have_a_cause_with_a_name() -> None:
-    before = fx('x: "f32[4]"', NORM.format("x") + WORK.format("norm", "x") + "return (add,)")
-    after = fx('x: "f32[4]"', WORK.format("x", "x") + NORM.format("add") + "return (norm,)")
-    causes = told(before, after)
-    assert causes
-    assert not any("no name here" in cause for cause in causes)
-
-
 FORWARD = (
     'mm: "f32[4, 4]" = torch.ops.aten.mm.default(primals_1, primals_2); '
     'tanh: "f32[4, 4]" = torch.ops.aten.tanh.default(mm); '
@@ -173,5 +161,5 @@ def loop(names: str, factor: str) -> str:
 
 
 def test_which_of_the_values_that_another_loop_carries_fewer_of_is_read_is_no_cause() -> None:
-    assert not any("instead of parameter" in what for what in told(loop("abc", "b"), loop("ba", "b")))
+    assert not any("instead of parameter" in what for what in told(loop("bca", "c"), loop("ac", "c")))
     assert any("instead of parameter" in what for what in told(loop("abc", "b"), loop("abc", "c")))

@@ -65,7 +65,7 @@ def following(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
 
 
 def _firsts_of_circles(follows: set[int], leading: dict[int, list[int]], sides: list[list[list[int]]]) -> set[int]:
-    """Causes that are before each other, as where two operations change places: the first in the program of each circle.
+    """Causes that are before each other, as where two operations change places: the first of each circle.
 
     All that stands behind what is told is told by it; of the rest, the first, until nothing is left.
     """

@@ -122,7 +122,7 @@ def _parameters(matching: Matching) -> None:
 
 
 def _in_order(matching: Matching) -> None:
-    """Parameters of equal shapes without crossing, where one graph has all of the other's and more: the order is kept."""
+    """Parameters of equal shapes without crossing, where one graph has all of the other's and more: in order."""
     form_a, form_b = matching.form_a, matching.form_b
     shapes = [[form.labels[n] for n in form.parameters] for form in (form_a, form_b)]
     pairs = align(*shapes, patience=False)  # type: ignore[type-var]

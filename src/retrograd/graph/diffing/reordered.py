@@ -67,7 +67,9 @@ def operands(view: View) -> list[Cause]:
             continue
         places = _rewired(view, form_a.operands[a], form_b.operands[b])
         # Which of the values of one shape is which, that a loop carries more or fewer of, nobody knows.
-        places = [k for k in places if not (carries and _both_carried(view, form_a.operands[a][k], form_b.operands[b][k]))]
+        places = [
+            k for k in places if not (carries and _both_carried(view, form_a.operands[a][k], form_b.operands[b][k]))
+        ]
         if places and not _carries_otherwise(view, a, b):
             causes.append(_operand_cause(view, a, b, places))
         elif len(form_a.operands[a]) != len(form_b.operands[b]) and not _explained(view, a, b):
