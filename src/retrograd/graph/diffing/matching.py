@@ -122,13 +122,15 @@ def _parameters(matching: Matching) -> None:
 
 
 def _in_order(matching: Matching) -> None:
-    """Parameters of equal shapes without crossing, where one graph has all of the other's and more: in order."""
+    """Parameters of shapes of which both graphs have as many, where one has others besides: in order."""
     form_a, form_b = matching.form_a, matching.form_b
-    shapes = [[form.labels[n] for n in form.parameters] for form in (form_a, form_b)]
-    pairs = align(*shapes, patience=False)  # type: ignore[type-var]
-    for i, j in pairs if len(pairs) == min(map(len, shapes)) else ():
-        if matching.free(form_a.parameters[i], form_b.parameters[j]):
-            matching.pair(form_a.parameters[i], form_b.parameters[j])
+    labels = [[form.labels[n] for n in form.parameters] for form in (form_a, form_b)]
+    counts = [Counter(own) for own in labels]
+    pairs = align(*labels, patience=False)  # type: ignore[type-var]
+    if len(pairs) == min(map(len, labels)) and all(counts[0][own] == counts[1][own] for own in counts[0] & counts[1]):
+        for i, j in pairs:
+            if matching.free(form_a.parameters[i], form_b.parameters[j]):
+                matching.pair(form_a.parameters[i], form_b.parameters[j])
 
 
 def places_of(matching: Matching, a: int, b: int) -> list[tuple[int, int]]:
