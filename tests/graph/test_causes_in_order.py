@@ -9,10 +9,9 @@ import pytest
 
 from retrograd import graph
 from retrograd.graph.canonical import forms
-from retrograd.graph.diffing.correspondence import Matching
 from retrograd.graph.diffing.downstream import _firsts_of_circles
 from retrograd.graph.diffing.literals import changed
-from retrograd.graph.diffing.matching import _in_order
+from retrograd.graph.diffing.matching import in_order
 
 TRUST = Path(__file__).parent / "data" / "trust"
 
@@ -49,10 +48,7 @@ def test_parameters_of_which_some_come_or_go_keep_their_order(
 ) -> None:
     a, b = (graph.parse(taking(shapes), shapes)[0] for shapes in (before, after))
     form_a, form_b = forms(a)[a.entry], forms(b)[b.entry]
-    matching = Matching(form_a, form_b, [b""] * len(form_a), [b""] * len(form_b))
-    _in_order(matching)
-    numbers = [(form_a.numbers[n], form_b.numbers[p]) for n, p in enumerate(matching.a) if p >= 0]
-    assert numbers == pairs
+    assert in_order(form_a, form_b) == pairs
 
 
 def test_of_causes_before_each_other_the_first_in_the_program_is_told() -> None:

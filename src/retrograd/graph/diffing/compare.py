@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from retrograd.core import gc_pause
 from retrograd.core.wording import count
@@ -24,7 +24,7 @@ from retrograd.graph.diffing import (
 )
 from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, merged, reshapes
 from retrograd.graph.diffing.correspondence import Matching, Places
-from retrograd.graph.diffing.matching import is_nothing, match, places_of
+from retrograd.graph.diffing.matching import in_order, is_nothing, match, places_of
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.form import Form
@@ -162,7 +162,7 @@ class _Comparison:
         """
         first = numbered if not entry else self.ids(form_a, form_b, False)
 
-        def tried(ids: _Ids, **options: bool) -> _Hypothesis:
+        def tried(ids: _Ids, **options: Any) -> _Hypothesis:
             matching = match(form_a, form_b, *ids, entry=entry, places=places, **options)
             return self.hypothesis(matching, numbered)
 
@@ -171,12 +171,13 @@ class _Comparison:
             best = min(best, tried(numbered), key=_cost)
         if entry and any(c.kind in _NAMED for c in best[1][0]):
             best = min(best, tried(first, named=True), key=_cost)
-        if entry and any(_about_parameters(c) for c in best[1][0]):
-            best = min(best, tried(first, in_order=True), key=_cost)
+        ordered = in_order(form_a, form_b) if entry and any(_about_parameters(c) for c in best[1][0]) else []
+        if ordered:
+            best = min(best, tried(first, ordered=ordered), key=_cost)
         if any(c.kind in _STRUCTURAL for c in best[1][0]):
             best = min(best, tried(numbered, named=True, traced=True), key=_cost)
-        if entry and any(_about_parameters(c) for c in best[1][0]):
-            best = min(best, tried(first, named=True, traced=True, in_order=True), key=_cost)
+        if ordered:
+            best = min(best, tried(first, named=True, traced=True, ordered=ordered), key=_cost)
         if any(c.kind in _RESHAPED for c in best[1][0]):
             best = min(best, tried((best[0].a.ids, best[0].b.ids), bold=False), key=_cost)
         return best

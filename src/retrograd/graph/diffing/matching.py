@@ -37,7 +37,7 @@ def match(
     entry: bool = True,
     named: bool = False,
     traced: bool = False,
-    in_order: bool = False,
+    ordered: Sequence[tuple[int, int]] = (),
     places: Places = None,
 ) -> Matching:
     """The correspondence of two forms, given keys of their values.
@@ -46,7 +46,7 @@ def match(
     of what is no `entry` have the places that the caller gives them: as many on both sides are the same ones, else
     those in `places`, pairs of numbers. `named`: parameters of equal names are the same ones, and so are outputs that
     renew them. `traced`: so are operations that stand in the same order, as two traces of nearly the same program do.
-    `in_order`: so are parameters of equal shapes, as far as they stand in the same order.
+    `ordered`: so are parameters of these places, as `in_order` finds them.
     """
     matching = Matching(form_a, form_b, ids_a, ids_b)
     matching.bold = bold
@@ -57,8 +57,9 @@ def match(
         _placed(matching, places)
     if named:
         _by_name(matching)
-    if in_order:
-        _in_order(matching)
+    for i, j in ordered:
+        if matching.free(form_a.parameters[i], form_b.parameters[j]):
+            matching.pair(form_a.parameters[i], form_b.parameters[j])
     _parameters(matching)
     _outputs(matching, named, places or ())
     if traced:
@@ -121,16 +122,13 @@ def _parameters(matching: Matching) -> None:
             matching.pair(a, place_b[own])
 
 
-def _in_order(matching: Matching) -> None:
-    """Parameters of shapes of which both graphs have as many, where one has others besides: in order."""
-    form_a, form_b = matching.form_a, matching.form_b
+def in_order(form_a: Form, form_b: Form) -> list[tuple[int, int]]:
+    """Parameters of shapes of which both graphs have as many, where one has others besides: in order; else none."""
     labels = [[form.labels[n] for n in form.parameters] for form in (form_a, form_b)]
     counts = [Counter(own) for own in labels]
     pairs = align(*labels, patience=False)  # type: ignore[type-var]
-    if len(pairs) == min(map(len, labels)) and all(counts[0][own] == counts[1][own] for own in counts[0] & counts[1]):
-        for i, j in pairs:
-            if matching.free(form_a.parameters[i], form_b.parameters[j]):
-                matching.pair(form_a.parameters[i], form_b.parameters[j])
+    certain = all(counts[0][own] == counts[1][own] for own in counts[0] & counts[1])
+    return pairs if certain and len(pairs) == min(map(len, labels)) else []
 
 
 def places_of(matching: Matching, a: int, b: int) -> list[tuple[int, int]]:
