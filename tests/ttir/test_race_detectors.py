@@ -24,12 +24,15 @@ class Event:
     order: str = ""
 
 
-def drawn(draws: random.Random, programs: int, cells: int, length: int, with_atomics: bool) -> list[Event]:
+def drawn(
+    draws: random.Random, programs: int, cells: int, length: int, with_atomics: bool, mixed: float = 0.1
+) -> list[Event]:
+    """Events; `mixed`: how many of the atomics are at cells of plain accesses."""
     events = []
     for _ in range(length):
         kind = draws.choice(["read", "write", "atomic", "atomic", "fence"] if with_atomics else ["read", "write"])
         # The last cells are for atomics, so that most of a run is free of races.
-        cell = draws.randrange(cells) if kind != "atomic" or draws.random() < 0.1 else cells + draws.randrange(2)
+        cell = draws.randrange(cells) if kind != "atomic" or draws.random() < mixed else cells + draws.randrange(2)
         events.append(Event(draws.randrange(programs), kind, cell, draws.choice(ORDERS) if kind == "atomic" else ""))
     return events
 
@@ -38,6 +41,7 @@ def oracle(events: list[Event], programs: int) -> set[int]:
     """Cells at which two accesses are in conflict: every pair by the sets of events that each program knows of."""
     knows: list[set[int]] = [set() for _ in range(programs)]
     pending: list[set[int]] = [set() for _ in range(programs)]
+    observed: list[set[int]] = [set() for _ in range(programs)]  # atomics whose result an atomic of the program has read
     at_fence: list[set[int] | None] = [None] * programs
     released: dict[int, set[int]] = {}
     racy: set[int] = set()
@@ -49,19 +53,22 @@ def oracle(events: list[Event], programs: int) -> set[int]:
             continue
         if event.kind == "write":
             released.pop(event.cell, None)
-        for earlier, other in enumerate(events[:number]):
-            both = {event.kind, other.kind}
-            meet = other.program != p and other.kind != "fence" and other.cell == event.cell
-            if meet and both - {"read"} and both != {"atomic"} and earlier not in knows[p]:
-                racy.add(event.cell)
         if event.kind == "atomic":
             told = released.get(event.cell, set())
             if event.order in ("acquire", "acq_rel"):
                 knows[p] |= told
             pending[p] |= told
+        for earlier, other in enumerate(events[:number]):
+            both = {event.kind, other.kind}
+            meet = other.program != p and other.kind != "fence" and other.cell == event.cell
+            ordered = earlier in knows[p] or (other.kind == "atomic" and earlier in observed[p])
+            if meet and both - {"read"} and both != {"atomic"} and not ordered:
+                racy.add(event.cell)
+            if meet and both == {"atomic"}:
+                observed[p].add(earlier)
         knows[p].add(number)
         if event.kind == "atomic":
-            tells = knows[p] - {number} if event.order in ("release", "acq_rel") else at_fence[p]
+            tells = knows[p] if event.order in ("release", "acq_rel") else at_fence[p]
             if tells is not None:
                 released[event.cell] = released.get(event.cell, set()) | tells
     return racy
@@ -98,6 +105,14 @@ def test_ordered_races_are_those_of_the_oracle(seed):
     assert detected(events, programs, True, cells + 2) == oracle(events, programs)
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_ordered_races_beside_plain_accesses_of_the_same_cells(seed):
+    draws = random.Random(1000 + seed)
+    programs = draws.randrange(2, 4)
+    events = drawn(draws, programs, 1, draws.randrange(3, 9), with_atomics=True, mixed=0.6)
+    assert detected(events, programs, True, 3) == oracle(events, programs)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_unordered_races_are_those_of_the_oracle(seed):
     draws = random.Random(seed)
@@ -114,6 +129,29 @@ def test_runs_are_of_both_sorts():
         programs, cells = draws.randrange(2, 5), draws.randrange(1, 4)
         counts[bool(oracle(drawn(draws, programs, cells, draws.randrange(4, 24), True), programs))] += 1
     assert min(counts.values()) >= 15, counts
+
+
+def of_order(*events: Event) -> set[int]:
+    """Racy cells by the detector, which are the oracle's."""
+    seen = detected(list(events), 3, True, 2)
+    assert seen == oracle(list(events), 3)
+    return seen
+
+
+@pytest.mark.parametrize("order", ["acq_rel", "relaxed"])
+def test_a_counter_may_be_set_back_plainly_by_who_has_counted_last(order):
+    counts = [Event(program, "atomic", 0, order) for program in (0, 1)]
+    assert of_order(*counts, Event(1, "write", 0)) == set()
+    assert of_order(*counts, Event(0, "write", 0)) == {0}  # the other one counted after it
+    assert of_order(*counts, Event(2, "write", 0)) == {0}  # who has not counted knows of nobody
+
+
+def test_a_count_that_was_released_is_known_to_who_hears_of_it_elsewhere():
+    counts = [Event(0, "atomic", 0, "release"), Event(1, "atomic", 0, "acquire"), Event(1, "atomic", 1, "release")]
+    assert of_order(*counts, Event(2, "atomic", 1, "acquire"), Event(2, "write", 0)) == set()
+    assert of_order(*counts, Event(2, "atomic", 1, "relaxed"), Event(2, "write", 0)) == {0}
+    counts[1].order = "relaxed"
+    assert of_order(*counts, Event(2, "atomic", 1, "acquire"), Event(2, "write", 0)) == {0}
 
 
 def test_lanes_of_one_access_are_compared_with_each_other():

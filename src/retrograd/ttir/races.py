@@ -188,6 +188,10 @@ class OrderedRaces:
         self._to_acquire: dict[int, Array] = {}
         # Storage, kind of access, block of cells -> program -> clock and access of its latest one, for each cell.
         self._latest: dict[tuple[int, str, int], dict[int, tuple[Array, Array]]] = {}
+        # Storage, block of cells -> program -> number among all atomics of its latest one, for each cell.
+        self._updates: dict[tuple[int, int], dict[int, Array]] = {}
+        self._count = 0
+        self._released_now: set[int] = set()
 
     def touch(self, kind: str, at: Cells, size: int) -> None:
         """Note an access of one program, as `UnorderedRaces.touch`."""
@@ -199,6 +203,23 @@ class OrderedRaces:
         for number, _, inside in parts:
             latest = self._latest.setdefault((id(at.owner), kind, number), {})
             self._mark(latest, kind, me, inside, at.access)
+            if kind == "atomic":
+                updates = self._updates.setdefault((id(at.owner), number), {})
+                updates.setdefault(me, np.zeros(_BLOCK, np.int64))[inside] = self._count
+        if kind == "atomic":
+            self._count += 1
+            if me in self._released_now:  # this atomic is the last of what it has released
+                self._released_now.remove(me)
+                self._clocks[me][me] += 1
+
+    def _observed(self, owner: int, number: int, program: int, me: int, inside: Array) -> Array:
+        """Cells whose latest atomic of a program comes before one of `me`, which has read what it wrote.
+
+        PTX orders what is observed so before all that the observer does then, whatever the atomics say of other memory.
+        """
+        updates = self._updates.get((owner, number), {})
+        none = np.zeros(len(inside), bool)
+        return updates[program][inside] < updates[me][inside] if me in updates else none
 
     def _unordered(
         self, against: str, me: int, at: Cells, parts: list[tuple[int, Any, Array]]
@@ -210,6 +231,8 @@ class OrderedRaces:
                 if program == me:
                     continue
                 hit = clocks[inside] > self._clocks[me][program]
+                if against == "atomic" and hit.any():
+                    hit &= ~self._observed(id(at.owner), number, program, me, inside)
                 if hit.any():
                     if program not in conflicts:
                         conflicts[program] = np.zeros(len(at.cells), bool), np.zeros(len(at.cells), np.int32)
@@ -263,7 +286,7 @@ class OrderedRaces:
             if told is not None:
                 self._released[key] = told.copy() if known is None else np.maximum(known, told)
         if releases or program in self._at_fence:
-            clock[program] += 1
+            self._released_now.add(program)
 
     def overwrite(self, owner: Any, cells: Array) -> None:
         """Note that a plain store replaces sync variables: who reads them learns nothing of those before."""
