@@ -414,6 +414,46 @@ def asks_for_a_vote():
     unknown_kernel[(1,)](torch.zeros(1))
 
 
+@triton.jit
+def counting_in_assembly_kernel(count_ptr):
+    tl.inline_asm_elementwise(
+        "red.release.gpu.global.add.u32 [$1], 1; mov.u32 $0, 0;", "=r,l", [count_ptr.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@specimen()
+def adds_in_assembly():
+    counting_in_assembly_kernel[(2,)](torch.zeros(1, dtype=torch.int32))
+
+
+@triton.jit
+def offsets_kernel(x_ptr, out_ptr):
+    """Two words behind each other, by an offset and by an address that assembly computes; then one is stored."""
+    word = tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b64 %next;
+            .reg .b32 %a;
+            add.s64 %next, $1, 4;
+            ld.global.b32 %a, [$1 + 8];
+            ld.global.b32 $0, [%next];
+            add.s32 $0, $0, %a;
+            st.global.b32 [$2], $0;
+        }
+        """,
+        "=&r,l,l", [x_ptr.to(tl.int64), out_ptr.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+    tl.store(out_ptr + 1, word)
+
+
+@specimen()
+def goes_by_offsets_in_assembly():
+    out = torch.zeros(2, dtype=torch.int32)
+    offsets_kernel[(1,)](torch.tensor([1, 20, 300], dtype=torch.int32), out)
+    assert out.tolist() == [320, 320]
+
+
 def main() -> None:
     for name, (run, options) in SPECIMENS.items():
         row: dict[str, Any] = {"name": name, "error": ""}

@@ -41,7 +41,9 @@ def oracle(events: list[Event], programs: int) -> set[int]:
     """Cells at which two accesses are in conflict: every pair by the sets of events that each program knows of."""
     knows: list[set[int]] = [set() for _ in range(programs)]
     pending: list[set[int]] = [set() for _ in range(programs)]
-    observed: list[set[int]] = [set() for _ in range(programs)]  # atomics whose result an atomic of the program has read
+    observed: list[set[int]] = [
+        set() for _ in range(programs)
+    ]  # atomics whose result an atomic of the program has read
     at_fence: list[set[int] | None] = [None] * programs
     released: dict[int, set[int]] = {}
     racy: set[int] = set()

@@ -1,4 +1,4 @@
-"""Inline assembly that loads from memory and jumps: each lane at its own instruction, others in between."""
+"""Inline assembly that loads, stores and jumps: each lane at its own instruction, others in between."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import numpy as np
 
 from retrograd.ttir.element_types import Array, element_type, from_bits, to_bits
 from retrograd.ttir.frames import Again, Frame, Step, Walk
-from retrograd.ttir.inline_asm import execute_instruction, plain_text
+from retrograd.ttir.inline_asm import NO_VALUE, execute_instruction, fences, plain_text, register_bits
 from retrograd.ttir.ir import Operation
 from retrograd.ttir.operations import attributes, refused
+from retrograd.ttir.races import OrderedRaces
 from retrograd.ttir.steps import Compiling
 
-_LOAD = re.compile(r"ld\.(?P<words>[\w.]*?)\.?[bus](?P<bits>\d+)$")
+_ACCESS = re.compile(r"(?P<does>ld|st)\.(?P<words>[\w.:]*?)\.?[busf](?P<bits>\d+)$")
+_ADDRESS = re.compile(r"\[\s*(?P<register>[$%\w]+)\s*(?:\+\s*(?P<offset>\d+)\s*)?\]$")
 _LABEL = re.compile(r"(\w+):\s*(.*)$", re.S)
 _INSTRUCTION = re.compile(r"(?:@(!?)(\S+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 _OPERAND = re.compile(r"\[[^\]]*\]|[^,\s]+")
-_ORDERS = ("relaxed", "acquire", "volatile")
+_ORDERS = ("relaxed", "acquire", "release", "volatile")
+_NOT_HERE = re.compile(r"shared\S*|local|param|v[248]|mmio|async|bulk")
 
 
-def loads(operation: Operation) -> bool:
-    """Whether a piece of assembly loads from memory."""
-    return bool(re.search(r"\bld\.", operation.text))
+def touches_memory(operation: Operation) -> bool:
+    """Whether a piece of assembly loads from memory or writes to it."""
+    return bool(re.search(r"\b(?:ld|st|red|atom)\.", operation.text))
 
 
 def _program(operation: Operation) -> tuple[list[tuple[str, str, str, list[str]]], dict[str, int]]:
@@ -45,11 +48,11 @@ def _program(operation: Operation) -> tuple[list[tuple[str, str, str, list[str]]
 
 
 class _Assembly:
-    """A piece of assembly on single elements that loads, and may wait in a loop for what is there."""
+    """A piece of assembly on single elements that loads and stores, and may wait in a loop for what is there."""
 
     def __init__(self, compiler: Compiling, operation: Operation) -> None:
         if attributes(operation)["packed_element"] != "1":
-            raise refused(operation, "inline assembly that loads for several elements at once")
+            raise refused(operation, "inline assembly that touches memory for several elements at once")
         self.operation = operation
         self.program, self.labels = _program(operation)
         self.slots, self.results = compiler.slots(operation.operands), compiler.slots(operation.results)
@@ -57,13 +60,25 @@ class _Assembly:
         self.targets = [element_type(value.type.element) for value in operation.results]
         self.accesses: dict[int, Any] = {}
         for number, (_, _, name, operands) in enumerate(self.program):
-            match = _LOAD.match(name)
+            if name.split(".")[0] in ("red", "atom"):
+                raise refused(operation, f"inline assembly whose {name!r} each thread of a program makes for itself")
+            match = _ACCESS.match(name)
             if match is not None:
-                order = next((word for word in _ORDERS if word in match["words"].split(".")), "")
-                register = int(operands[1].strip("[]$ ")) - len(self.results)
-                kind = element_type(f"i{match['bits']}")
-                order = order.replace("volatile", "relaxed")
-                self.accesses[number] = compiler.asm_access(operation, register, kind, order)
+                self.accesses[number] = self._access(compiler, match, operands)
+
+    def _access(self, compiler: Compiling, match: re.Match[str], operands: list[str]) -> tuple[Any, str, int, str]:
+        """The access of an instruction, the register with its address, what is added to that, the other operand."""
+        words, is_store = match["words"].split("."), match["does"] == "st"
+        address = _ADDRESS.match(operands[0 if is_store else 1])
+        if address is None or any(_NOT_HERE.fullmatch(word) for word in words):
+            raise refused(self.operation, f"inline assembly, its instruction {match.string!r}")
+        order = next((word for word in _ORDERS if word in words), "").replace("volatile", "relaxed")
+        does = ("atomic" if order else "store") if is_store else "load"
+        kind, scope = element_type(f"i{match['bits']}"), "cta" if "cta" in words else "gpu"
+        register = address["register"]
+        operand = int(register[1:]) - len(self.results) if register.startswith("$") else None
+        access = compiler.asm_access(self.operation, operand, kind, does, order, scope)
+        return access, register, int(address["offset"] or 0), operands[1 if is_store else 0]
 
     def walk(self, frame: Frame) -> Walk:
         """Lanes at the earliest instruction go on, until all have come to the end."""
@@ -83,7 +98,7 @@ class _Assembly:
                     yield Again(self.operation.place, False)
                 continue
             if at in self.accesses:
-                yield self.accesses[at]
+                yield self.accesses[at][0]
             self._execute(at, frame, registers, holds)
         for i, (slot, target) in enumerate(zip(self.results, self.targets, strict=True)):
             bits = np.ascontiguousarray(registers[f"${i}"].astype(f"u{target.size}"))
@@ -102,10 +117,24 @@ class _Assembly:
 
     def _execute(self, at: int, frame: Frame, registers: dict[str, Array], lanes: Array) -> None:
         _, _, name, operands = self.program[at]
+        memory = frame.launch.memory
         if at in self.accesses:
-            addresses = registers[operands[1].strip("[] ")].view(np.int64)
-            values, _ = frame.launch.memory.load(self.accesses[at], frame.programs, addresses, lanes, None)
-            _put(registers, operands[0], to_bits(values, self.accesses[at].kind), lanes)
+            access, register, offset, value = self.accesses[at]
+            addresses = registers[register].view(np.int64) + offset
+            if access.does == "load":
+                values, _ = memory.load(access, frame.programs, addresses, lanes, None)
+                _put(registers, value, to_bits(values, access.kind), lanes)
+                return
+            bits = register_bits(value, f"b{8 * access.kind.size}", registers).astype(f"u{access.kind.size}")
+            values = np.broadcast_to(from_bits(np.ascontiguousarray(bits), access.kind), lanes.shape)
+            if access.does == "store":
+                memory.store(access, frame.programs, addresses, values, lanes)
+            else:
+                memory.atomic(access, frame.programs, addresses, [values], lanes, False)
+            return
+        if name.split(".")[0] in NO_VALUE:
+            if fences(name) and isinstance(memory.races, OrderedRaces):
+                memory.races.fence(int(frame.programs[0]))
             return
         before = dict(registers)
         execute_instruction(name.split("."), operands, registers)
@@ -115,8 +144,8 @@ class _Assembly:
         _put(registers, operands[0], np.broadcast_to(new, lanes.shape), lanes)
 
 
-def asm_with_loads(compiler: Compiling, operation: Operation) -> Step:
-    """A step for assembly that loads from memory."""
+def asm_with_memory(compiler: Compiling, operation: Operation) -> Step:
+    """A step for assembly that loads from memory or writes to it."""
     assembly = _Assembly(compiler, operation)
     return Step(assembly.run, assembly.walk)
 

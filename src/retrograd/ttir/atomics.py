@@ -65,6 +65,6 @@ UPDATES = {
     "fadd": Update(np.add), "add": Update(np.add), "max": Update(np.maximum), "min": Update(np.minimum),
     "umax": Update(np.maximum, unsigned=True), "umin": Update(np.minimum, unsigned=True),
     "and": Update(np.bitwise_and), "or": Update(np.bitwise_or), "xor": Update(np.bitwise_xor),
-    "exch": Update(function=lambda old, new: new),
+    "exch": Update(function=lambda old, new: new), "store": Update(function=lambda old, new: new),
     "cas": Update(function=lambda old, expected, new: np.where(_bitwise_equal(old, expected), new, old)),
 }  # fmt: skip

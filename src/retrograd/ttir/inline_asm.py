@@ -22,6 +22,7 @@ _DECLARED = re.compile(r"\.reg\s+\.\w+\s+([^;]+);")
 _CLOCK = re.compile(r"%(?:globaltimer|clock)(?:64|_lo|_hi)?\b")
 _NOW = itertools.count(1)  # clocks are read, by all launches: each look is later than those before
 _TICK = 1 << 10  # nanoseconds and cycles between two looks, so that a kernel that waits for a millisecond ends soon
+_FENCE = re.compile(r"\b(?:fence\.(?!proxy)(?:\w+\.)*(?:gpu|sys)|membar\.(?:gl|sys))\b")
 _BITS = {"h": 16, "r": 32, "f": 32, "l": 64, "d": 64, "b": 8, "c": 8}
 
 
@@ -82,6 +83,11 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
 def reads_clock(text: str) -> bool:
     """Whether a piece of assembly asks for the time."""
     return bool(_CLOCK.search(plain_text(text)))
+
+
+def fences(text: str) -> bool:
+    """Whether a piece of assembly has a fence that other programs hear of."""
+    return bool(_FENCE.search(plain_text(text)))
 
 
 def plain_text(text: str) -> str:
@@ -159,7 +165,7 @@ def execute_instruction(words: list[str], operands: list[str], registers: dict[s
         a, b = (_read(word, kind, registers) for word in sources[-2:])
         registers[target] = order[words[1]](a, b)
     elif name == "selp":
-        a, b = (_raw(word, kind, registers) for word in sources[:2])
+        a, b = (register_bits(word, kind, registers) for word in sources[:2])
         registers[target] = np.where(registers[sources[2]].astype(bool), a, b)
     elif name == "cvt":
         _convert(words, target, sources, registers)
@@ -182,7 +188,7 @@ def _wide(kind: str) -> str:
 def _move(kind: str, target: str, source: str, registers: dict[str, Array]) -> None:
     if target.startswith("{"):
         names = _OPERAND.findall(target[1:-1])
-        word = _raw(source, kind, registers)
+        word = register_bits(source, kind, registers)
         bits = 8 * word.dtype.itemsize // len(names)
         for i, name in enumerate(names):
             registers[name] = (word >> word.dtype.type(bits * i)).astype(f"u{bits // 8}")
@@ -193,7 +199,7 @@ def _move(kind: str, target: str, source: str, registers: dict[str, Array]) -> N
         bits = 8 * wide.itemsize // len(names)
         registers[target] = sum((p << wide.type(bits * i) for i, p in enumerate(parts)), start=np.zeros(1, wide))
     else:
-        registers[target] = _raw(source, kind, registers)
+        registers[target] = register_bits(source, kind, registers)
 
 
 def _pairwise(words: list[str], target: str, sources: list[str], registers: dict[str, Array]) -> None:
@@ -201,7 +207,7 @@ def _pairwise(words: list[str], target: str, sources: list[str], registers: dict
     kind = words[-1].removesuffix("x2")
     halves = []
     for shift in (0, 16):
-        values = [_float16(_raw(word, "b32", registers) >> np.uint32(shift), kind) for word in sources]
+        values = [_float16(register_bits(word, "b32", registers) >> np.uint32(shift), kind) for word in sources]
         halves.append(_bits16(_TABLE[words[0]](words, *values), kind).astype(np.uint32))
     registers[target] = halves[0] | (halves[1] << np.uint32(16))
 
@@ -239,7 +245,7 @@ def _dtype(kind: str) -> np.dtype[Any]:
     return np.dtype(f"{ {'s': 'i', 'f': 'f'}.get(kind[0], 'u') }{int(kind[1:]) // 8}")
 
 
-def _raw(word: str, kind: str, registers: dict[str, Array]) -> Array:
+def register_bits(word: str, kind: str, registers: dict[str, Array]) -> Array:
     """Bits of a register or a number."""
     if word in registers:
         return registers[word]
@@ -258,7 +264,7 @@ def _raw(word: str, kind: str, registers: dict[str, Array]) -> Array:
 
 def _read(word: str, kind: str, registers: dict[str, Array]) -> Array:
     """Value of a register or a number as a type of PTX."""
-    bits = _raw(word, kind, registers)
+    bits = register_bits(word, kind, registers)
     if kind in ("f16", "bf16"):
         return _float16(bits, kind)
     if kind == "pred":

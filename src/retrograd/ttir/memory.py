@@ -325,6 +325,8 @@ class Memory(AccessFaults):
             return
         assert self.races is not None
         if isinstance(self.races, OrderedRaces):
+            if access.operation == "store" and access.does == "atomic":
+                self.races.overwrite(storage, index * access.kind.size)
             self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order)
         self._mark(access, storage, index, who, kind="atomic")
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from retrograd.core import gc_pause
-from retrograd.ttir.asm_memory import asm_with_loads, loads
+from retrograd.ttir.asm_memory import asm_with_memory, touches_memory
 from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_loop
 from retrograd.ttir.element_types import Array, ElementType, element_type
 from retrograd.ttir.exact_addresses import ExactAddresses, Note
 from retrograd.ttir.frames import Code, Frame, Step
-from retrograd.ttir.inline_asm import reads_clock
+from retrograd.ttir.inline_asm import fences, reads_clock
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
 from retrograd.ttir.operations import ELEMENTWISE, Compute, refused
 from retrograd.ttir.parser import parse
@@ -191,7 +191,7 @@ class Compiler:
     def _step(self, operation: Operation) -> Step | None:
         name = operation.name
         assembly = name == "tt.elementwise_inline_asm"
-        shows = name in _SHOWS or (assembly and (loads(operation) or reads_clock(operation.text)))
+        shows = name in _SHOWS or (assembly and (touches_memory(operation) or reads_clock(operation.text)))
         self._repeats = self._repeats and not shows
         if name == "arith.constant":
             self._constants[self.slot(operation.results[0])] = constant(operation)
@@ -202,8 +202,8 @@ class Compiler:
             return STEPS[name](self, operation)
         if operation.regions or name == "tt.call":
             return self._structured(operation)
-        if assembly and loads(operation):
-            return asm_with_loads(self, operation)
+        if assembly and touches_memory(operation):
+            return asm_with_memory(self, operation)
         builder = ELEMENTWISE.get(name) or SHAPING.get(name)
         if builder is None:
             raise refused(operation, "it is not known")
@@ -263,14 +263,13 @@ class Compiler:
 
     def _assembly(self, operation: Operation, plain: Step) -> Step:
         """Inline assembly: what races know of its fences and loops of its clocks, then its values."""
-        fences = any(f"{word}." in operation.text for word in ("fence", "membar"))
-        clock = reads_clock(operation.text)
-        if not fences and not clock:
+        fenced, clock = fences(operation.text), reads_clock(operation.text)
+        if not fenced and not clock:
             return plain
 
         def run(frame: Frame) -> None:
             memory = frame.launch.memory
-            if fences and isinstance(memory.races, OrderedRaces):
+            if fenced and isinstance(memory.races, OrderedRaces):
                 memory.races.fence(int(frame.programs[0]))
             memory.version += clock  # a loop that waits for a time does not wait for others
             plain.run(frame)
@@ -316,13 +315,13 @@ class Compiler:
             numbers = sources.get(slot, {_ANY})
             access.arguments = None if _ANY in numbers else frozenset(numbers)
 
-    def asm_access(self, operation: Operation, operand: int, kind: ElementType, order: str) -> MemoryAccess:
-        """Note a load of inline assembly, through an operand that holds an address."""
-        value = operation.operands[operand]
-        access = MemoryAccess(
-            len(self._accesses), "load", "", operation.place, kind, value.type.shape, order, "gpu", in_loop=True
-        )
-        self._accesses.append((access, self.slot(value)))
+    def asm_access(
+        self, operation: Operation, operand: int | None, kind: ElementType, does: str, order: str, scope: str
+    ) -> MemoryAccess:
+        """Note an access of inline assembly, through an operand with an address, or by one that it computes."""
+        shape, number = operation.results[0].type.shape, len(self._accesses)
+        access = MemoryAccess(number, does, "store", operation.place, kind, shape, order, scope, in_loop=True)
+        self._accesses.append((access, -1 if operand is None else self.slot(operation.operands[operand])))
         return access
 
     def access(self, operation: Operation, does: str, update: str, order: str, scope: str) -> MemoryAccess:

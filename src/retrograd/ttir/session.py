@@ -264,15 +264,20 @@ class Session:
 
     @staticmethod
     def _left_by_tuning(memory: Memory, storage: Storage, changed: Array) -> list[KernelFault]:
-        address = storage.start + int(changed[0])
-        for access in memory.accesses:
-            pointer = memory.named(access, storage, address) if access.does != "load" else None
-            if pointer is not None and storage.start <= pointer.start < storage.start + len(storage.octets):
-                detail = "each configuration that is timed changes it again: reset_to_zero or restore_value is missing"
-                element = (address - pointer.start) // pointer.size
-                where = memory.where(access)
-                return [KernelFault("autotune", memory.kernel, where, None, pointer.name, element, detail, 1)]
-        return []
+        """A fault for each argument in which bytes have changed, several of which may lie in one storage."""
+        detail = "each configuration that is timed changes it again: reset_to_zero or restore_value is missing"
+        faults: list[KernelFault] = []
+        for access in (access for access in memory.accesses if access.does != "load"):
+            numbers = memory.pointers if access.arguments is None else access.arguments
+            for pointer in (memory.pointers[number] for number in numbers if number in memory.pointers):
+                addresses = storage.start + changed
+                mine = (addresses >= pointer.start) & (addresses < pointer.end)
+                if mine.any():
+                    element = (int(addresses[mine][0]) - pointer.start) // pointer.size
+                    where = memory.where(access)
+                    faults.append(KernelFault("autotune", memory.kernel, where, None, pointer.name, element, detail, 1))
+                    changed = changed[~mine]
+        return faults
 
     @property
     def undecided(self) -> tuple[str, ...]:

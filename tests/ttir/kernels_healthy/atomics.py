@@ -333,3 +333,19 @@ def autotune_with_restored_value(device):
     scaled = x.to(device, copy=True)
     tuned_scale_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](scaled, 100)
     return [Check(scaled, 3 * x)]
+
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 64)], key=["n"], reset_to_zero=["dw_ptr", "db_ptr"])
+@triton.jit
+def tuned_gradients_kernel(x_ptr, dw_ptr, db_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, i < n, other=0.0)
+    tl.atomic_add(dw_ptr, tl.sum(x * x))
+    tl.atomic_add(db_ptr, tl.sum(x))
+
+
+@healthy("two sums in one tensor, both reset between trials")
+def autotune_with_both_sums_reset(device):
+    x, (dw, db) = integers(100, low=1, high=5), torch.zeros(2, 1, device=device)
+    tuned_gradients_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x.to(device), dw, db, 100)
+    return [Check(dw, x.square().sum().view(1)), Check(db, x.sum().view(1))]

@@ -303,3 +303,78 @@ def appended_by_a_counter(device):
         Check(out.sort().values[100 - len(kept) :], kept),
         Check(count, torch.tensor([len(kept)], dtype=torch.int32)),
     ]
+
+
+@triton.jit
+def _store(address, ORDER: tl.constexpr):
+    tl.inline_asm_elementwise(
+        "st." + ORDER + ".gpu.global.u32 [$1], 1; mov.u32 $0, 0;",
+        "=r,l",
+        [address],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _fence(SCOPE: tl.constexpr):
+    tl.inline_asm_elementwise(
+        "fence.acq_rel." + SCOPE + "; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def stored_flag_kernel(
+    x_ptr, data_ptr, flag_ptr, out_ptr, ORDER: tl.constexpr, SCOPE: tl.constexpr, BLOCK: tl.constexpr
+):
+    pid, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    if pid == 0:
+        tl.store(data_ptr + cols, tl.load(x_ptr + cols) + 5)
+        tl.debug_barrier()
+        if ORDER == "relaxed":
+            _fence(SCOPE)
+        _store(flag_ptr.to(tl.int64), ORDER)
+    else:
+        while tl.atomic_add(flag_ptr, 0, sem="acquire") == 0:
+            pass
+        tl.debug_barrier()
+        tl.store(out_ptr + pid * BLOCK + cols, tl.load(data_ptr + cols))
+
+
+def _stored(device, order, scope):
+    x, out = integers(32), torch.zeros(4, 32, device=device)
+    flag = torch.zeros(1, dtype=torch.int32, device=device)
+    stored_flag_kernel[(4,)](
+        x.to(device), torch.empty(32, device=device), flag, out, ORDER=order, SCOPE=scope, BLOCK=32
+    )
+    return [Check(out[1:], (x + 5).repeat(3, 1))]
+
+
+@healthy("a flag that inline assembly stores with release")
+def flag_stored_in_assembly(device):
+    return _stored(device, "release", "")
+
+
+@healthy("a flag that inline assembly stores relaxed, behind a fence of the GPU")
+def flag_stored_behind_a_fence(device):
+    return _stored(device, "relaxed", "gpu")
+
+
+@triton.jit
+def set_back_kernel(x_ptr, partial_ptr, ticket_ptr, out_ptr, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+    pid = tl.program_id(0)
+    tl.store(partial_ptr + pid, tl.sum(tl.load(x_ptr + pid * BLOCK + tl.arange(0, BLOCK))))
+    tl.debug_barrier()
+    if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == PROGRAMS - 1:
+        tl.debug_barrier()
+        tl.store(out_ptr, tl.sum(tl.load(partial_ptr + tl.arange(0, PROGRAMS))))
+        tl.store(ticket_ptr, 0)
+
+
+@healthy("the last block sets the counter back by a plain store: all tickets were drawn before its own")
+def last_block_sets_the_counter_back(device):
+    x, ticket, out = integers(8, 32), torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(1, device=device)
+    for _ in range(2):
+        set_back_kernel[(8,)](x.to(device), torch.empty(8, device=device), ticket, out, BLOCK=32, PROGRAMS=8)
+    return [Check(out, x.sum().view(1)), Check(ticket, torch.zeros(1, dtype=torch.int32))]

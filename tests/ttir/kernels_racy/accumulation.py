@@ -206,3 +206,19 @@ def tuned_scale_kernel(x_ptr, n, BLOCK: tl.constexpr):
 def autotune_in_place(device):
     x = integers(100, low=1, high=5).to(device)
     tuned_scale_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, 100)
+
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 64)], key=["n"], reset_to_zero=["dw_ptr"])
+@triton.jit
+def tuned_gradients_kernel(x_ptr, dw_ptr, db_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, i < n, other=0.0)
+    tl.atomic_add(dw_ptr, tl.sum(x * x))
+    tl.atomic_add(db_ptr, tl.sum(x))
+
+
+@racy("db_ptr", "autotune", "of two sums in one tensor the first is reset between trials")
+def autotune_with_one_of_two_sums_reset(device):
+    dw, db = torch.zeros(2, 1, device=device)
+    x = integers(100, low=1, high=5).to(device)
+    tuned_gradients_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, dw, db, 100)

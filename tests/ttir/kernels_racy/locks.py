@@ -240,3 +240,19 @@ def counter_reset_kernel(x_ptr, slot_ptr, ticket_ptr, BLOCK: tl.constexpr):
 def tickets_reset_in_the_same_launch(device):
     ticket = torch.zeros(1, dtype=torch.int32, device=device)
     counter_reset_kernel[(8,)](integers(8, 32).to(device), torch.zeros(8, 32, device=device), ticket, BLOCK=32)
+
+
+@triton.jit
+def set_back_kernel(ticket_ptr, out_ptr, EARLY: tl.constexpr):
+    ticket = tl.atomic_add(ticket_ptr, 1, sem="acq_rel")
+    tl.store(out_ptr + tl.program_id(0), ticket)
+    if ticket == tl.num_programs(0) - 1 - EARLY:
+        tl.store(ticket_ptr, 0)
+
+
+@racy(
+    "ticket_ptr", "atomic/write", "the last but one sets the counter back, which the last may have drawn from by then"
+)
+def counter_set_back_by_the_last_but_one(device):
+    ticket, out = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(8, dtype=torch.int32, device=device)
+    set_back_kernel[(8,)](ticket, out, EARLY=1)

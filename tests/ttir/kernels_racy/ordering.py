@@ -285,3 +285,51 @@ def block_scope_sum_kernel(x_ptr, dw_ptr, BLOCK: tl.constexpr):
 @racy("dw_ptr", "atomic/atomic", 'with scope="cta" two programs\' additions need not be atomic to each other')
 def sum_by_atomics_of_the_block(device):
     block_scope_sum_kernel[(6,)](integers(6, 32).to(device), torch.zeros(32, device=device), BLOCK=32)
+
+
+@triton.jit
+def _store(address):
+    tl.inline_asm_elementwise(
+        "st.relaxed.gpu.global.u32 [$1], 1; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _fence(SCOPE: tl.constexpr):
+    tl.inline_asm_elementwise("fence." + SCOPE + "; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def stored_flag_kernel(data_ptr, flag_ptr, out_ptr, FENCE: tl.constexpr, BLOCK: tl.constexpr):
+    pid, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    if pid == 0:
+        tl.store(data_ptr + cols, cols + 5)
+        tl.debug_barrier()
+        if FENCE != "":
+            _fence(FENCE)
+        _store(flag_ptr.to(tl.int64))
+    else:
+        while tl.atomic_add(flag_ptr, 0, sem="acquire") == 0:
+            pass
+        tl.debug_barrier()
+        tl.store(out_ptr + pid * BLOCK + cols, tl.load(data_ptr + cols))
+
+
+def _stored(device, fence):
+    data, flag, out = (torch.zeros(n, dtype=torch.int32, device=device) for n in (32, 1, 128))
+    stored_flag_kernel[(4,)](data, flag, out, FENCE=fence, BLOCK=32)
+
+
+@racy("data_ptr", "read/write", "inline assembly stores the flag relaxed: it may be seen before the data")
+def flag_stored_relaxed_in_assembly(device):
+    _stored(device, "")
+
+
+@racy("data_ptr", "read/write", "the fence before the flag is one of the block")
+def flag_stored_behind_a_fence_of_the_block(device):
+    _stored(device, "acq_rel.cta")
+
+
+@racy("data_ptr", "read/write", "the fence before the flag is between proxies, and orders nothing for other programs")
+def flag_stored_behind_a_fence_of_proxies(device):
+    _stored(device, "proxy.async")
