@@ -415,6 +415,35 @@ def asks_for_a_vote():
 
 
 @triton.jit
+def waiting_in_assembly_kernel(flag_ptr, EVERY: tl.constexpr):
+    if EVERY | (tl.program_id(0) > 0):
+        tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred %there;
+                again:
+                ld.acquire.gpu.global.b32 $0, [$1];
+                setp.eq.s32 %there, $0, 2;
+                @!%there bra again;
+            }
+            """,
+            "=&r,l", [flag_ptr.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.atomic_xchg(flag_ptr, 1, sem="release")
+
+
+@specimen()
+def waits_in_assembly_for_ever():
+    waiting_in_assembly_kernel[(3,)](torch.zeros(1, dtype=torch.int32), EVERY=False)
+
+
+@specimen()
+def waits_in_assembly_for_nobody():
+    waiting_in_assembly_kernel[(2,)](torch.zeros(1, dtype=torch.int32), EVERY=True)
+
+
+@triton.jit
 def counting_in_assembly_kernel(count_ptr):
     tl.inline_asm_elementwise(
         "red.release.gpu.global.add.u32 [$1], 1; mov.u32 $0, 0;", "=r,l", [count_ptr.to(tl.int64)],

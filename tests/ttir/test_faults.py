@@ -31,6 +31,8 @@ FAULTS = {
     "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
     "waits_for_ever": ("endless loop", "", None, "3 programs wait here for what no program will do"),
     "waits_alone_for_ever": ("endless loop", "", None, "waits here for what no other will do"),
+    "waits_in_assembly_for_ever": ("endless loop", "", None, "2 programs wait here for what no program will do"),
+    "waits_in_assembly_for_nobody": ("endless loop", "", None, "waits here for what no other will do"),
     "counts_for_ever": ("endless loop", "", None, "while i < 10:"),
     "steps_of_zero": ("endless loop", "", None, "it counts up in steps of 0"),
     "asserts": ("assertion", "", None, "program 2 fails"),

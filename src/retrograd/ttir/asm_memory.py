@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.ttir.element_types import Array, element_type, from_bits, to_bits
-from retrograd.ttir.frames import Again, Frame, Step, Walk
+from retrograd.ttir.frames import Again, EndlessLoopError, Frame, Step, Walk
 from retrograd.ttir.inline_asm import NO_VALUE, execute_instruction, fences, plain_text, register_bits
 from retrograd.ttir.ir import Operation
 from retrograd.ttir.operations import attributes, refused
@@ -85,6 +85,7 @@ class _Assembly:
         shape = (len(frame.programs), *self.operation.results[0].type.shape)
         registers = self._filled(frame, shape)
         at_lane, end = np.zeros(shape, np.int64), len(self.program)
+        rounds: dict[int, dict[str, Array]] = {}  # by jump: all registers when it was made last
         while (at_lane < end).any():
             at = int(at_lane[at_lane < end].min())
             lanes = at_lane == at
@@ -95,7 +96,11 @@ class _Assembly:
                 at_lane[holds] = self.labels[operands[0]]
                 if self.labels[operands[0]] <= at and holds.any():
                     frame.launch.spend(self.operation.place)
-                    yield Again(self.operation.place, False)
+                    version = np.array(frame.launch.memory.version)
+                    state = {**registers, "at": at_lane.copy(), "version": version}
+                    known, rounds[at] = rounds.get(at, {}), state
+                    same = known.keys() == state.keys() and all(np.array_equal(known[k], state[k]) for k in state)
+                    yield Again(self.operation.place, same)
                 continue
             if at in self.accesses:
                 yield self.accesses[at][0]
@@ -105,9 +110,11 @@ class _Assembly:
             frame.registers[slot] = from_bits(bits, target)
 
     def run(self, frame: Frame) -> None:
-        """The same where nobody else acts in between."""
-        for _ in self.walk(frame):
-            pass
+        """The same where nobody else acts in between, or writes what is loaded here."""
+        for stopped in self.walk(frame):
+            if isinstance(stopped, Again) and stopped.same:
+                why = "its program waits here for what no other will do"
+                raise EndlessLoopError(frame.launch.memory.kernel, stopped.place, why)
 
     def _filled(self, frame: Frame, shape: tuple[int, ...]) -> dict[str, Array]:
         registers = {f"${i}": np.zeros(shape, f"u{target.size}") for i, target in enumerate(self.targets)}
