@@ -13,11 +13,11 @@ def zeros(device, *sizes, dtype=torch.int32):
 
 
 @triton.jit
-def foreach_kernel(params, grads, sizes, scale, BLOCK: tl.constexpr):
+def foreach_kernel(weights, grads, sizes, scale, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    for t in tl.static_range(len(params)):
+    for t in tl.static_range(len(weights)):
         mask = i < sizes[t]
-        tl.store(params[t] + i, tl.load(params[t] + i, mask) - scale * tl.load(grads[t] + i, mask), mask)
+        tl.store(weights[t] + i, tl.load(weights[t] + i, mask) - scale * tl.load(grads[t] + i, mask), mask)
 
 
 @healthy("a step of several tensors, which are a tuple of arguments")

@@ -35,7 +35,7 @@ def index_of_an_atomic_maximum(device):
 def packed_argmax_kernel(x_ptr, word_ptr, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i, i < n, other=0).to(tl.int64)
-    tl.atomic_max(word_ptr, tl.max((x << 32) | (4294967295 - i), 0), sem="relaxed")
+    tl.atomic_max(word_ptr, tl.max((x << 32) | (4294967295 - i.to(tl.int64)), 0), sem="relaxed")
 
 
 @healthy("value above and index below in one word of 64 bits: the largest word has the first of the largest values")

@@ -13,7 +13,17 @@ def zeros(device, *sizes, dtype=torch.int32):
 
 
 @triton.jit
-def conveyor_kernel(x_ptr, belt_ptr, put_ptr, got_ptr, out_ptr, ITEMS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, SLACK: tl.constexpr):
+def conveyor_kernel(
+    x_ptr,
+    belt_ptr,
+    put_ptr,
+    got_ptr,
+    out_ptr,
+    ITEMS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLACK: tl.constexpr,
+):
     """Rows go from even programs to odd ones over a belt of SLOTS."""
     pair, cols = tl.program_id(0) // 2, tl.arange(0, BLOCK)
     belt = belt_ptr + pair * SLOTS * BLOCK + cols
@@ -46,7 +56,11 @@ def belts_of_three_slots(device):
     return _conveyor(device, 0)
 
 
-@racy("belt_ptr", "read/write", "the producer may be one slot further than there are: it writes the slot that is being read")
+@racy(
+    "belt_ptr",
+    "read/write",
+    "the producer may be one slot further than there are: it writes the slot that is being read",
+)
 def belts_of_one_slot_too_few(device):
     _conveyor(device, 1)
 
@@ -79,7 +93,9 @@ def table_looked_for_with_acquire(device):
     return _lazy(device, "acquire")
 
 
-@racy("table_ptr", "read/write", "the look before the lock is relaxed: who sees the table there may load what was before")
+@racy(
+    "table_ptr", "read/write", "the look before the lock is relaxed: who sees the table there may load what was before"
+)
 def table_looked_for_relaxed(device):
     _lazy(device, "relaxed")
 
@@ -145,7 +161,9 @@ def second_barrier_that_is_open(device):
 
 
 @triton.jit
-def dispatch_kernel(x_ptr, expert_ptr, count_ptr, out_ptr, CAPACITY: tl.constexpr, D: tl.constexpr, MISTAKE: tl.constexpr):
+def dispatch_kernel(
+    x_ptr, expert_ptr, count_ptr, out_ptr, CAPACITY: tl.constexpr, D: tl.constexpr, MISTAKE: tl.constexpr
+):
     token, d = tl.program_id(0), tl.arange(0, D)
     expert = tl.load(expert_ptr + token)
     place = tl.atomic_add(count_ptr + expert, 1, sem="relaxed")
@@ -285,7 +303,9 @@ def flag_of_too_narrow_a_scope(device):
 
 
 @triton.jit
-def finished_kernel(x_ptr, part_ptr, count_ptr, out_ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr, MISTAKE: tl.constexpr):
+def finished_kernel(
+    x_ptr, part_ptr, count_ptr, out_ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr, MISTAKE: tl.constexpr
+):
     part, cols = tl.program_id(0), tl.arange(0, BLOCK)
     tl.store(part_ptr + part * BLOCK + cols, tl.load(x_ptr + part * BLOCK + cols))
     tl.debug_barrier()
@@ -312,7 +332,11 @@ def tickets_modulo_parts(device):
     return _finished(device, False)
 
 
-@racy("part_ptr,out_ptr", "read/write,write/write", "tickets are never set back: in the second launch each program is taken for the last")
+@racy(
+    "part_ptr,out_ptr",
+    "read/write,write/write",
+    "tickets are never set back: in the second launch each program is taken for the last",
+)
 def tickets_never_set_back(device):
     _finished(device, True)
 

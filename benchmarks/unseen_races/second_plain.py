@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -27,9 +28,11 @@ def spans_kernel(x_ptr, start_ptr, out_ptr, BLOCK: tl.constexpr, INCLUSIVE: tl.c
 def _spans(device, inclusive):
     starts = [0, 5, 5, 12, 28, 30]
     x, out = integers(31, low=1), torch.zeros(31, device=device)
-    spans_kernel[(5,)](x.to(device), torch.tensor(starts, dtype=torch.int32).to(device), out, BLOCK=16, INCLUSIVE=inclusive)
+    spans_kernel[(5,)](
+        x.to(device), torch.tensor(starts, dtype=torch.int32).to(device), out, BLOCK=16, INCLUSIVE=inclusive
+    )
     want = torch.zeros(31)
-    for a, b in zip(starts, starts[1:], strict=False):
+    for a, b in pairwise(starts):
         want[a:b] = x[a:b] - x[a:b].sum()
     return [Check(out, want)]
 
@@ -45,7 +48,9 @@ def spans_beyond_their_ends(device):
 
 
 @triton.jit
-def window_cache_kernel(k_ptr, cache_ptr, position, T, CAPACITY: tl.constexpr, D: tl.constexpr, LAST_ONLY: tl.constexpr):
+def window_cache_kernel(
+    k_ptr, cache_ptr, position, T, CAPACITY: tl.constexpr, D: tl.constexpr, LAST_ONLY: tl.constexpr
+):
     """T tokens from a position on into a cache that goes round; only the last CAPACITY of them are to stay."""
     token, d = tl.program_id(0), tl.arange(0, D)
     if (token >= T - CAPACITY) | (LAST_ONLY == 0):
@@ -73,7 +78,9 @@ def window_of_too_many_tokens(device):
 
 
 @triton.jit
-def swizzled_kernel(a_ptr, b_ptr, c_ptr, M, N, K: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, MISTAKE: tl.constexpr):
+def swizzled_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, MISTAKE: tl.constexpr
+):
     """C = 2 C + A B in groups of rows of tiles; the last group may be lower than the others."""
     pid, rows_of_tiles, cols_of_tiles = tl.program_id(0), tl.cdiv(M, TILE), tl.cdiv(N, TILE)
     group = pid // (GROUP * cols_of_tiles)
@@ -100,7 +107,11 @@ def tiles_in_groups_of_rows(device):
     return _swizzled(device, 0)
 
 
-@racy("c_ptr", "read/write,write/write", "columns are counted by another height than rows: some tiles have two programs and are updated twice")
+@racy(
+    "c_ptr",
+    "read/write,write/write",
+    "columns are counted by another height than rows: some tiles have two programs and are updated twice",
+)
 def tiles_in_groups_of_two_heights(device):
     _swizzled(device, 1)
 
@@ -128,7 +139,11 @@ def tiles_by_one_index(device):
     return _flat_tiles(device, 0)
 
 
-@racy("x_ptr", "read/write,write/write", "the index is divided by how many tiles there are down, and the mask is a flat one")
+@racy(
+    "x_ptr",
+    "read/write,write/write",
+    "the index is divided by how many tiles there are down, and the mask is a flat one",
+)
 def tiles_by_an_index_divided_wrongly(device):
     _flat_tiles(device, 1)
 
@@ -138,8 +153,8 @@ def token_step_kernel(token_ptr, g_ptr, table_ptr, n, D: tl.constexpr, MISTAKE: 
     """A step of an embedding in place: sorted tokens, a program for each first of its kind."""
     at, d = tl.program_id(0), tl.arange(0, D)
     token = tl.load(token_ptr + at)
-    if MISTAKE == 0:
-        if at > 0:
+    if MISTAKE == 0:  # noqa: SIM102
+        if at > 0:  # noqa: SIM102
             if tl.load(token_ptr + at - 1) == token:
                 return
     row = tl.load(table_ptr + token * D + d)
@@ -219,7 +234,11 @@ def segmented_scan_kernel(x_ptr, head_ptr, out_ptr, N, BLOCK: tl.constexpr):
 
 @healthy("sums that begin anew at marks, by a scan of pairs")
 def sums_that_begin_anew(device):
-    x, heads, out = integers(4, 30, seed=1), integers(4, 30, low=0, high=2, seed=2, dtype=torch.int32), torch.zeros(4, 30, device=device)
+    x, heads, out = (
+        integers(4, 30, seed=1),
+        integers(4, 30, low=0, high=2, seed=2, dtype=torch.int32),
+        torch.zeros(4, 30, device=device),
+    )
     segmented_scan_kernel[(4,)](x.to(device), heads.to(device), out, 30, BLOCK=32)
     want = x.clone()
     for i in range(1, 30):
@@ -247,7 +266,11 @@ def loss_kernel(logit_ptr, target_ptr, loss_ptr, N, IGNORED: tl.constexpr, BLOCK
 
 @healthy("gradients of a loss over the logits that they come from, a row a program")
 def loss_over_its_logits(device):
-    x, targets, loss = integers(6, 20), torch.tensor([3, -1, 0, 19, 7, -1], dtype=torch.int32), torch.zeros(6, device=device)
+    x, targets, loss = (
+        integers(6, 20),
+        torch.tensor([3, -1, 0, 19, 7, -1], dtype=torch.int32),
+        torch.zeros(6, device=device),
+    )
     own = x.to(device, copy=True)
     loss_kernel[(6,)](own, targets.to(device), loss, 20, IGNORED=-1, BLOCK=32)
     w = 2.0 ** x.double()
@@ -277,7 +300,9 @@ def largest_of_rows(device):
 
 
 @triton.jit
-def paged_read_kernel(q_ptr, cache_ptr, table_ptr, length_ptr, out_ptr, PAGES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr):
+def paged_read_kernel(
+    q_ptr, cache_ptr, table_ptr, length_ptr, out_ptr, PAGES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr
+):
     row, d, t = tl.program_id(0), tl.arange(0, D), tl.arange(0, PAGE)
     length, q = tl.load(length_ptr + row), tl.load(q_ptr + row * D + d)
     total = tl.zeros((D,), tl.float32)
@@ -291,9 +316,18 @@ def paged_read_kernel(q_ptr, cache_ptr, table_ptr, length_ptr, out_ptr, PAGES: t
 
 @healthy("pages that two rows share are read by both")
 def pages_shared_by_readers(device):
-    q, cache, out = integers(3, 16, low=-2, high=3, seed=1), integers(6, 4, 16, low=-2, high=3, seed=2), torch.zeros(3, 16, device=device)
-    table, lengths = torch.tensor([[0, 3, 5], [0, 3, 1], [2, 0, 0]], dtype=torch.int32), torch.tensor([10, 9, 3], dtype=torch.int32)
-    paged_read_kernel[(3,)](q.to(device), cache.to(device), table.to(device), lengths.to(device), out, PAGES=3, PAGE=4, D=16)
+    q, cache, out = (
+        integers(3, 16, low=-2, high=3, seed=1),
+        integers(6, 4, 16, low=-2, high=3, seed=2),
+        torch.zeros(3, 16, device=device),
+    )
+    table, lengths = (
+        torch.tensor([[0, 3, 5], [0, 3, 1], [2, 0, 0]], dtype=torch.int32),
+        torch.tensor([10, 9, 3], dtype=torch.int32),
+    )
+    paged_read_kernel[(3,)](
+        q.to(device), cache.to(device), table.to(device), lengths.to(device), out, PAGES=3, PAGE=4, D=16
+    )
     want = []
     for row in range(3):
         k = cache[table[row].long()].flatten(0, 1)[: int(lengths[row])]
@@ -333,7 +367,10 @@ def edges_kernel(source_ptr, target_ptr, x_ptr, out_ptr, least_ptr, n, D: tl.con
 
 @healthy("messages along edges added, and their minima, by atomics of floats of both signs")
 def messages_along_edges(device):
-    source, target = integers(40, low=0, high=9, seed=1, dtype=torch.int32), integers(40, low=0, high=9, seed=2, dtype=torch.int32)
+    source, target = (
+        integers(40, low=0, high=9, seed=1, dtype=torch.int32),
+        integers(40, low=0, high=9, seed=2, dtype=torch.int32),
+    )
     x, out, least = integers(9, 16), torch.zeros(9, 16, device=device), torch.full((9, 16), 100.0, device=device)
     edges_kernel[(5,)](source.to(device), target.to(device), x.to(device), out, least, 40, D=16, BLOCK=8)
     sent = x[source.long()]
@@ -473,7 +510,11 @@ def block_sparse_kernel(a_ptr, b_ptr, c_ptr, start_ptr, col_ptr, N: tl.constexpr
 
 @healthy("blocks of a sparse matrix times a dense one")
 def product_of_sparse_blocks(device):
-    blocks, b, c = integers(5, 16, 16, low=-3, high=4, seed=1), integers(64, 32, low=-3, high=4, seed=2), torch.zeros(48, 32, device=device)
+    blocks, b, c = (
+        integers(5, 16, 16, low=-3, high=4, seed=1),
+        integers(64, 32, low=-3, high=4, seed=2),
+        torch.zeros(48, 32, device=device),
+    )
     start, cols = torch.tensor([0, 2, 2, 5], dtype=torch.int32), torch.tensor([0, 3, 1, 2, 3], dtype=torch.int32)
     block_sparse_kernel[(3, 2)](blocks.to(device), b.to(device), c, start.to(device), cols.to(device), N=32, TILE=16)
     want = torch.zeros(48, 32)
