@@ -22,18 +22,26 @@ class Event:
     kind: str
     cell: int = 0
     order: str = ""
+    writes: bool = True  # of an atomic: no load, nor a swap that fails
 
 
 def drawn(
-    draws: random.Random, programs: int, cells: int, length: int, with_atomics: bool, mixed: float = 0.1
+    draws: random.Random,
+    programs: int,
+    cells: int,
+    length: int,
+    with_atomics: bool,
+    mixed: float = 0.1,
+    reading: float = 0.0,
 ) -> list[Event]:
-    """Events; `mixed`: how many of the atomics are at cells of plain accesses."""
+    """Events; `mixed`, `reading`: how many of the atomics are at cells of plain accesses, and write nothing."""
     events = []
     for _ in range(length):
         kind = draws.choice(["read", "write", "atomic", "atomic", "fence"] if with_atomics else ["read", "write"])
         # The last cells are for atomics, so that most of a run is free of races.
         cell = draws.randrange(cells) if kind != "atomic" or draws.random() < mixed else cells + draws.randrange(2)
-        events.append(Event(draws.randrange(programs), kind, cell, draws.choice(ORDERS) if kind == "atomic" else ""))
+        order = draws.choice(ORDERS) if kind == "atomic" else ""
+        events.append(Event(draws.randrange(programs), kind, cell, order, draws.random() >= reading))
     return events
 
 
@@ -71,7 +79,7 @@ def oracle(events: list[Event], programs: int) -> set[int]:
         knows[p].add(number)
         if event.kind == "atomic":
             tells = knows[p] if event.order in ("release", "acq_rel") else at_fence[p]
-            if tells is not None:
+            if tells is not None and event.writes:
                 released[event.cell] = released.get(event.cell, set()) | tells
     return racy
 
@@ -93,7 +101,7 @@ def detected(events: list[Event], programs: int, ordered: bool, cells: int) -> s
             if event.kind == "write":
                 detector.overwrite(MEMORY, cell)
             if event.kind == "atomic":
-                detector.synchronise(event.program, MEMORY, cell, event.order)
+                detector.synchronise(event.program, MEMORY, cell, event.order, event.writes)
         if event.kind != "fence":
             detector.touch(event.kind, Cells(MEMORY, cell, who, number), cells)
     return racy
@@ -111,7 +119,7 @@ def test_ordered_races_are_those_of_the_oracle(seed):
 def test_ordered_races_beside_plain_accesses_of_the_same_cells(seed):
     draws = random.Random(1000 + seed)
     programs = draws.randrange(2, 4)
-    events = drawn(draws, programs, 1, draws.randrange(3, 9), with_atomics=True, mixed=0.6)
+    events = drawn(draws, programs, 1, draws.randrange(3, 9), with_atomics=True, mixed=0.6, reading=0.3)
     assert detected(events, programs, True, 3) == oracle(events, programs)
 
 
@@ -146,6 +154,14 @@ def test_a_counter_may_be_set_back_plainly_by_who_has_counted_last(order):
     assert of_order(*counts, Event(1, "write", 0)) == set()
     assert of_order(*counts, Event(0, "write", 0)) == {0}  # the other one counted after it
     assert of_order(*counts, Event(2, "write", 0)) == {0}  # who has not counted knows of nobody
+
+
+def test_a_swap_that_fails_releases_nothing():
+    stored, looked = Event(0, "write", 0), Event(1, "atomic", 1, "acquire")
+    for fence in ([], [Event(0, "fence")]):
+        order = "relaxed" if fence else "acq_rel"
+        assert of_order(stored, *fence, Event(0, "atomic", 1, order, writes=True), looked, Event(1, "read", 0)) == set()
+        assert of_order(stored, *fence, Event(0, "atomic", 1, order, writes=False), looked, Event(1, "read", 0)) == {0}
 
 
 def test_a_count_that_was_released_is_known_to_who_hears_of_it_elsewhere():

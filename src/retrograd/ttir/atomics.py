@@ -54,7 +54,8 @@ class Update:
         return kind.round(result) if kind.round else result
 
 
-def _bitwise_equal(a: Array, b: Array) -> Array:
+def bitwise_equal(a: Array, b: Array) -> Array:
+    """Where values are the same to the bit, as swaps compare them."""
     if a.dtype.kind != "f":
         return a == b
     unsigned = f"u{a.dtype.itemsize}"
@@ -66,5 +67,5 @@ UPDATES = {
     "umax": Update(np.maximum, unsigned=True), "umin": Update(np.minimum, unsigned=True),
     "and": Update(np.bitwise_and), "or": Update(np.bitwise_or), "xor": Update(np.bitwise_xor),
     "exch": Update(function=lambda old, new: new), "store": Update(function=lambda old, new: new),
-    "cas": Update(function=lambda old, expected, new: np.where(_bitwise_equal(old, expected), new, old)),
+    "cas": Update(function=lambda old, expected, new: np.where(bitwise_equal(old, expected), new, old)),
 }  # fmt: skip

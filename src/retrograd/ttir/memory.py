@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from retrograd.core import gc_pause
-from retrograd.ttir.atomics import UPDATES, update_in_turns
+from retrograd.ttir.atomics import UPDATES, bitwise_equal, update_in_turns
 from retrograd.ttir.element_types import Array, ElementType
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.memory_faults import AccessFaults
@@ -163,9 +163,10 @@ class Memory(AccessFaults):
             index, lanes, who = self._lanes(storage, kind, programs, addresses, tuple(values), allowed)
             if not len(index):
                 continue
-            if self.races is not None:
-                self._synchronise(access, storage, index, who)
             view = storage.view(kind.memory)
+            if self.races is not None:
+                swaps = access.operation != "cas" or bitwise_equal(kind.decode(view[index]), lanes[0]).any()
+                self._synchronise(access, storage, index, who, bool(swaps))
             storage.note_written(index, kind.size)
             update = UPDATES[access.operation]
             direct = update.ufunc if kind.round is None and kind.name != "i1" else None
@@ -318,7 +319,9 @@ class Memory(AccessFaults):
         else:
             self._mark(access, storage, index.reshape(-1), who.reshape(-1))
 
-    def _synchronise(self, access: MemoryAccess, storage: Storage, index: Array, who: Array) -> None:
+    def _synchronise(
+        self, access: MemoryAccess, storage: Storage, index: Array, who: Array, writes: bool = False
+    ) -> None:
         """Note atomics: they are in conflict with plain accesses only, and order programs if they are told to."""
         if not access.is_atomic:
             self._mark(access, storage, index, who, kind="write")
@@ -327,7 +330,7 @@ class Memory(AccessFaults):
         if isinstance(self.races, OrderedRaces):
             if access.operation == "store" and access.does == "atomic":
                 self.races.overwrite(storage, index * access.kind.size)
-            self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order)
+            self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order, writes)
         self._mark(access, storage, index, who, kind="atomic")
 
     def _mark(

@@ -269,10 +269,14 @@ class OrderedRaces:
                 conflict = Conflict((program, int(accesses[chosen[0]])), (me, at.access), at.cells[chosen], is_same)
                 self._note(at, conflict)
 
-    def synchronise(self, program: int, owner: Any, cells: Array, order: str) -> None:
-        """Note that a program updates or reads sync variables atomically: acquire, release, acq_rel or relaxed."""
+    def synchronise(self, program: int, owner: Any, cells: Array, order: str, writes: bool = True) -> None:
+        """Note that a program updates sync variables atomically, or, as a swap that fails, reads them only.
+
+        `order` is acquire, release, acq_rel or relaxed; what writes nothing releases nothing.
+        """
         clock = self._clocks[program]
-        acquires, releases = order in ("acquire", "acq_rel"), order in ("release", "acq_rel")
+        acquires, releases = order in ("acquire", "acq_rel"), writes and order in ("release", "acq_rel")
+        at_fence = self._at_fence.get(program) if writes else None
         for cell in np.unique(cells).tolist():
             key = id(owner), cell
             known = self._released.get(key)
@@ -282,10 +286,10 @@ class OrderedRaces:
                 else:
                     pending = self._to_acquire.setdefault(program, np.zeros_like(clock))
                     np.maximum(pending, known, out=pending)
-            told = clock if releases else self._at_fence.get(program)
+            told = clock if releases else at_fence
             if told is not None:
                 self._released[key] = told.copy() if known is None else np.maximum(known, told)
-        if releases or program in self._at_fence:
+        if releases or at_fence is not None:
             self._released_now.add(program)
 
     def overwrite(self, owner: Any, cells: Array) -> None:

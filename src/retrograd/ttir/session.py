@@ -159,7 +159,7 @@ class Session:
         try:
             limit = self._limit // _FEWER if execution.kernel.name in stuck else self._limit
             execution.run(memory, seed, limit, self.printed)
-            if opposite and not any(f.kind in RACES and f.kernel == execution.kernel.name for f in faults):
+            if opposite and not any(f.kind == "race" and f.kernel == execution.kernel.name for f in faults):
                 self._in_opposite_order(execution, before, memory, faults)
             if others:
                 self._in_other_orders(execution, before, memory, seed, others)

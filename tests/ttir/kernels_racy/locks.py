@@ -256,3 +256,25 @@ def set_back_kernel(ticket_ptr, out_ptr, EARLY: tl.constexpr):
 def counter_set_back_by_the_last_but_one(device):
     ticket, out = torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(8, dtype=torch.int32, device=device)
     set_back_kernel[(8,)](ticket, out, EARLY=1)
+
+
+@triton.jit
+def failed_swap_kernel(data_ptr, lock_ptr, there_ptr, out_ptr):
+    if tl.program_id(0) == 0:  # has the lock from the beginning
+        while tl.atomic_add(there_ptr, 0, sem="relaxed") == 0:
+            pass
+        tl.atomic_xchg(lock_ptr, 0)
+        tl.store(out_ptr, tl.load(data_ptr))
+    else:
+        tl.store(data_ptr, 7)
+        tl.debug_barrier()
+        held = tl.atomic_cas(lock_ptr, 0, 1)
+        tl.atomic_xchg(there_ptr, 1, sem="relaxed")
+        while held == 1:
+            held = tl.atomic_cas(lock_ptr, 0, 1)
+
+
+@racy("data_ptr", "read/write", "a swap that fails writes nothing, so that nobody hears from it what was done before")
+def news_by_a_swap_that_fails(device):
+    data, there, out = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(3))
+    failed_swap_kernel[(2,)](data, torch.ones(1, dtype=torch.int32, device=device), there, out)

@@ -178,8 +178,10 @@ def compacted_off_by_one(device):
 
 
 @triton.jit
-def readers_kernel(data_ptr, readers_ptr, writer_ptr, out_ptr, BLOCK: tl.constexpr):
+def readers_kernel(data_ptr, readers_ptr, writer_ptr, out_ptr, BLOCK: tl.constexpr, NOTED: tl.constexpr = False):
     pid, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    if NOTED:
+        tl.store(out_ptr, 1)
     if pid == 0:
         tl.atomic_xchg(writer_ptr, 1, sem="acq_rel")
         while tl.atomic_add(readers_ptr, 0, sem="relaxed") != 0:
@@ -199,6 +201,11 @@ def readers_kernel(data_ptr, readers_ptr, writer_ptr, out_ptr, BLOCK: tl.constex
 
 
 @racy("data_ptr", "read/write", "a reader looks for the writer before it counts itself, and the writer is in by then")
-def lock_of_readers_that_look_first(device):
+def lock_of_readers_that_look_first(device, noted=False):
     data, readers, writer, out = (torch.zeros(n, dtype=torch.int32, device=device) for n in (16, 1, 1, 64))
-    readers_kernel[(4,)](data, readers, writer, out, BLOCK=16)
+    readers_kernel[(4,)](data, readers, writer, out, BLOCK=16, NOTED=noted)
+
+
+@racy("data_ptr", "read/write,same value", "the same, where all programs store the same word as well, which is a note")
+def lock_of_readers_that_look_first_beside_a_note(device):
+    lock_of_readers_that_look_first(device, noted=True)
