@@ -23,6 +23,7 @@ class Event:
     cell: int = 0
     order: str = ""
     writes: bool = True  # of an atomic: no load, nor a swap that fails
+    looks: bool = True  # whether its result is used
 
 
 def drawn(
@@ -34,14 +35,15 @@ def drawn(
     mixed: float = 0.1,
     reading: float = 0.0,
 ) -> list[Event]:
-    """Events; `mixed`, `reading`: how many of the atomics are at cells of plain accesses, and write nothing."""
+    """Events; `mixed`: how many of the atomics are at cells of plain accesses; `reading`: do not write, or do not look."""
     events = []
     for _ in range(length):
         kind = draws.choice(["read", "write", "atomic", "atomic", "fence"] if with_atomics else ["read", "write"])
         # The last cells are for atomics, so that most of a run is free of races.
         cell = draws.randrange(cells) if kind != "atomic" or draws.random() < mixed else cells + draws.randrange(2)
         order = draws.choice(ORDERS) if kind == "atomic" else ""
-        events.append(Event(draws.randrange(programs), kind, cell, order, draws.random() >= reading))
+        writes, looks = draws.random() >= reading, draws.random() >= reading
+        events.append(Event(draws.randrange(programs), kind, cell, order, writes, looks))
     return events
 
 
@@ -64,7 +66,7 @@ def oracle(events: list[Event], programs: int) -> set[int]:
         if event.kind == "write":
             released.pop(event.cell, None)
         if event.kind == "atomic":
-            told = released.get(event.cell, set())
+            told = released.get(event.cell, set()) if event.looks else pending[p]
             if event.order in ("acquire", "acq_rel"):
                 knows[p] |= told
             pending[p] |= told
@@ -74,7 +76,7 @@ def oracle(events: list[Event], programs: int) -> set[int]:
             ordered = earlier in knows[p] or (other.kind == "atomic" and earlier in observed[p])
             if meet and both - {"read"} and both != {"atomic"} and not ordered:
                 racy.add(event.cell)
-            if meet and both == {"atomic"}:
+            if meet and both == {"atomic"} and event.looks:
                 observed[p].add(earlier)
         knows[p].add(number)
         if event.kind == "atomic":
@@ -101,7 +103,7 @@ def detected(events: list[Event], programs: int, ordered: bool, cells: int) -> s
             if event.kind == "write":
                 detector.overwrite(MEMORY, cell)
             if event.kind == "atomic":
-                detector.synchronise(event.program, MEMORY, cell, event.order, event.writes)
+                detector.synchronise(event.program, MEMORY, cell, event.order, event.writes, event.looks)
         if event.kind != "fence":
             detector.touch(event.kind, Cells(MEMORY, cell, who, number), cells)
     return racy

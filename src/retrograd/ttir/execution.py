@@ -41,6 +41,7 @@ class Execution:
         library: folder of Triton's own functions on the device.
         learned: tensors that pointers in memory lead to.
         ended: numbers of programs that ran in turns, in the order in which they came to their ends in the latest run.
+        turns: how many it had.
     """
 
     kernel: NumpyKernel
@@ -50,6 +51,7 @@ class Execution:
     library: str
     learned: LearnedStorages = field(default_factory=LearnedStorages)
     ended: list[int] = field(default_factory=list[int])
+    turns: int = 0
 
     @classmethod
     def of(
@@ -113,8 +115,11 @@ class Execution:
             return ""
         return f"{self.programs} programs wait for each other, and clocks are kept of {_MOST_ORDERED} at most"
 
-    def run(self, memory: Memory, seed: int | None, limit: int, printed: Callable[[str], Any]) -> None:
-        """Run all programs; seed 0 is the order of their numbers, None that opposite to the latest run in turns.
+    def run(
+        self, memory: Memory, seed: int | None, limit: int, printed: Callable[[str], Any],
+        programs: Array | None = None, stays: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Run all programs; seed 0 is the order of their numbers, None that of `programs`, the last first.
 
         Raises:
             EndlessLoopError: they do not end.
@@ -126,13 +131,14 @@ class Execution:
         launch = LaunchState(memory, self.grid, list(registers), limit, printed)
         for slot, value in self.scalars.items():
             registers[slot] = value
-        programs = np.array(self.ended) if seed is None else orders(count, seed)
+        if programs is None:
+            programs = orders(count, seed or 0)
         with np.errstate(all="ignore"):
             if self.in_turns(memory):
                 # Without clocks all are in conflict that meet: nothing is said then.
                 ordered = OrderedRaces(memory.conflict, count) if not self.undecided else None
                 memory.races = ordered
-                self.ended = run_in_turns(kernel, launch, registers, programs, seed)
+                self.ended, self.turns = run_in_turns(kernel, launch, registers, programs, seed, stays)
                 return
             if count > 1:
                 memory.races = UnorderedRaces(memory.conflict, len(kernel.accesses), count)

@@ -22,9 +22,10 @@ _ROUNDS_EACH = 64
 
 
 def run_in_turns(
-    kernel: NumpyKernel, launch: LaunchState, registers: list[object], programs: Array, seed: int | None
-) -> list[int]:
-    """Run all programs of a launch to their ends; their numbers in the order of these.
+    kernel: NumpyKernel, launch: LaunchState, registers: list[object], programs: Array, seed: int | None,
+    stays: float = 0.0,
+) -> tuple[list[int], int]:  # fmt: skip
+    """Run all programs of a launch to their ends; their numbers in the order of these, and how many turns there were.
 
     Args:
         kernel: compiled.
@@ -32,6 +33,7 @@ def run_in_turns(
         registers: of a program before its first step: constants and arguments.
         programs: their numbers, in the order in which they start.
         seed: of the draws; None where the last one that can goes on, until it waits or ends.
+        stays: how often who has the turn keeps it, where turns are drawn.
 
     Raises:
         EndlessLoopError: all that have not ended wait for what none of them will do, or the limit is reached.
@@ -44,6 +46,7 @@ def run_in_turns(
     ready = list(range(len(walks)))
     waiting: dict[int, SourcePlace] = {}
     ended: list[int] = []
+    turns = 0
     looked = [-1] * len(walks)  # memory's version at a program's last round
     version = launch.memory.version
     while ready or waiting:
@@ -53,8 +56,13 @@ def run_in_turns(
         if not ready:
             place, why = next(iter(waiting.values())), f"{len(waiting)} programs wait here for what no program will do"
             raise EndlessLoopError(launch.memory.kernel, place, why)
-        at = draws.randrange(len(ready)) if draws else len(ready) - 1
+        turns += 1
+        at = len(ready) - 1
+        if draws and not (stays and draws.random() < stays):
+            at = draws.randrange(len(ready))
         number = ready[at]
+        if stays:
+            ready[at], ready[-1], at = ready[-1], number, len(ready) - 1
         stopped = next(walks[number], None)
         if stopped is None or (isinstance(stopped, Again) and stopped.same and looked[number] == launch.memory.version):
             ready[at] = ready[-1]
@@ -66,7 +74,7 @@ def run_in_turns(
                 version = launch.memory.version
         if isinstance(stopped, Again):
             looked[number] = launch.memory.version
-    return ended
+    return ended, turns
 
 
 def orders(count: int, seed: int) -> Array:

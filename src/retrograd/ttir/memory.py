@@ -166,7 +166,7 @@ class Memory(AccessFaults):
             view = storage.view(kind.memory)
             if self.races is not None:
                 swaps = access.operation != "cas" or bitwise_equal(kind.decode(view[index]), lanes[0]).any()
-                self._synchronise(access, storage, index, who, bool(swaps))
+                self._synchronise(access, storage, index, who, bool(swaps), wanted)
             storage.note_written(index, kind.size)
             update = UPDATES[access.operation]
             direct = update.ufunc if kind.round is None and kind.name != "i1" else None
@@ -320,7 +320,7 @@ class Memory(AccessFaults):
             self._mark(access, storage, index.reshape(-1), who.reshape(-1))
 
     def _synchronise(
-        self, access: MemoryAccess, storage: Storage, index: Array, who: Array, writes: bool = False
+        self, access: MemoryAccess, storage: Storage, index: Array, who: Array, writes: bool = False, looks: bool = True
     ) -> None:
         """Note atomics: they are in conflict with plain accesses only, and order programs if they are told to."""
         if not access.is_atomic:
@@ -330,7 +330,7 @@ class Memory(AccessFaults):
         if isinstance(self.races, OrderedRaces):
             if access.operation == "store" and access.does == "atomic":
                 self.races.overwrite(storage, index * access.kind.size)
-            self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order, writes)
+            self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order, writes, looks)
         self._mark(access, storage, index, who, kind="atomic")
 
     def _mark(

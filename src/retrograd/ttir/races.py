@@ -188,9 +188,10 @@ class OrderedRaces:
         self._to_acquire: dict[int, Array] = {}
         # Storage, kind of access, block of cells -> program -> clock and access of its latest one, for each cell.
         self._latest: dict[tuple[int, str, int], dict[int, tuple[Array, Array]]] = {}
-        # Storage, block of cells -> program -> number among all atomics of its latest one, for each cell.
+        # Storage, block of cells -> program -> number among all atomics of its latest one, and of that whose result is
+        # looked at, for each cell.
         self._updates: dict[tuple[int, int], dict[int, Array]] = {}
-        self._count = 0
+        self._count, self._looks = 1, False
         self._released_now: set[int] = set()
 
     def touch(self, kind: str, at: Cells, size: int) -> None:
@@ -205,7 +206,7 @@ class OrderedRaces:
             self._mark(latest, kind, me, inside, at.access)
             if kind == "atomic":
                 updates = self._updates.setdefault((id(at.owner), number), {})
-                updates.setdefault(me, np.zeros(_BLOCK, np.int64))[inside] = self._count
+                updates.setdefault(me, np.zeros((2, _BLOCK), np.int64))[: 1 + self._looks, inside] = self._count
         if kind == "atomic":
             self._count += 1
             if me in self._released_now:  # this atomic is the last of what it has released
@@ -213,13 +214,13 @@ class OrderedRaces:
                 self._clocks[me][me] += 1
 
     def _observed(self, owner: int, number: int, program: int, me: int, inside: Array) -> Array:
-        """Cells whose latest atomic of a program comes before one of `me`, which has read what it wrote.
+        """Cells whose latest atomic of a program comes before one of `me`, which has looked at what it wrote.
 
         PTX orders what is observed so before all that the observer does then, whatever the atomics say of other memory.
         """
         updates = self._updates.get((owner, number), {})
         none = np.zeros(len(inside), bool)
-        return updates[program][inside] < updates[me][inside] if me in updates else none
+        return updates[program][0, inside] < updates[me][1, inside] if me in updates else none
 
     def _unordered(
         self, against: str, me: int, at: Cells, parts: list[tuple[int, Any, Array]]
@@ -269,18 +270,25 @@ class OrderedRaces:
                 conflict = Conflict((program, int(accesses[chosen[0]])), (me, at.access), at.cells[chosen], is_same)
                 self._note(at, conflict)
 
-    def synchronise(self, program: int, owner: Any, cells: Array, order: str, writes: bool = True) -> None:
+    def synchronise(
+        self, program: int, owner: Any, cells: Array, order: str, writes: bool = True, looks: bool = True
+    ) -> None:
         """Note that a program updates sync variables atomically, or, as a swap that fails, reads them only.
 
-        `order` is acquire, release, acq_rel or relaxed; what writes nothing releases nothing.
+        `order` is acquire, release, acq_rel or relaxed; what writes nothing releases nothing. Who does not look at the
+        result cannot know whom it came after: that it did is chance, and it acquires what it has looked at before.
         """
+        self._looks = looks
         clock = self._clocks[program]
         acquires, releases = order in ("acquire", "acq_rel"), writes and order in ("release", "acq_rel")
         at_fence = self._at_fence.get(program) if writes else None
         for cell in np.unique(cells).tolist():
             key = id(owner), cell
             known = self._released.get(key)
-            if known is not None:
+            if not looks:
+                if acquires and program in self._to_acquire:
+                    np.maximum(clock, self._to_acquire[program], out=clock)
+            elif known is not None:
                 if acquires:
                     np.maximum(clock, known, out=clock)
                 else:

@@ -26,6 +26,8 @@ from retrograd.ttir.kept_launches import RACES, KeptLaunches
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import Storage
 
+_STAYS = 0.8  # how often a program keeps its turn where turns are long
+_MOST_DRAWN, _TURNS = 8, 4_000  # further orders that are drawn: at most, and how many turns they have together
 _FEWER = 64  # how many times fewer rounds a kernel has that did not end before in the same verification
 _TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
 
@@ -160,7 +162,7 @@ class Session:
             limit = self._limit // _FEWER if execution.kernel.name in stuck else self._limit
             execution.run(memory, seed, limit, self.printed)
             if opposite and not any(f.kind == "race" and f.kernel == execution.kernel.name for f in faults):
-                self._in_opposite_order(execution, before, memory, faults)
+                self._in_further_orders(execution, before, memory, seed, faults)
             if others:
                 self._in_other_orders(execution, before, memory, seed, others)
         except EndlessLoopError as error:
@@ -172,20 +174,31 @@ class Session:
         record.order_matters = [memory.where(memory.accesses[number]) for number in sorted(memory.order_matters)]
         return record
 
-    def _in_opposite_order(self, execution: Execution, before: _Snapshot, first: Memory, faults: FaultList) -> None:
-        """Run a launch again, those first that came to their ends last, for races that the first order hides.
+    def _in_further_orders(
+        self, execution: Execution, before: _Snapshot, first: Memory, seed: int, faults: FaultList
+    ) -> None:
+        """Run a launch again until it shows a race: by who came to its end last, by who came first, in drawn turns.
 
-        Who holds a lock before all others orders them by its release, whether or not they would have waited for it.
+        Who holds a lock before all others orders them by its release, whether or not they would have waited for it; a
+        consumer that keeps up with its producer hides that this one does not wait.
         """
-        after, noticed = _Snapshot(), FaultList()
+        after, ended = _Snapshot(), np.array(execution.ended)
         after.add(first)
-        before.restore()
-        with suppress(EndlessLoopError):  # programs that take turns by themselves may want others to go on meanwhile
-            execution.run(execution.memory(noticed), None, self._limit // _FEWER, lambda line: None)
+        drawn = min(_MOST_DRAWN, _TURNS // max(execution.turns, 1))
+        for number, order in enumerate([ended, ended[::-1], *[None] * drawn]):
+            before.restore()
+            noticed = FaultList()
+            with suppress(
+                EndlessLoopError
+            ):  # programs that take turns by themselves may want others to go on meanwhile
+                memory, fewer = execution.memory(noticed), self._limit // _FEWER
+                draws, stays = (seed + 104_729 * number, _STAYS * (number % 2)) if order is None else (None, 0.0)
+                execution.run(memory, draws, fewer, lambda line: None, order, stays)
+            races = [fault for fault in noticed if fault.kind in RACES]
+            faults.add_all(races)
+            if any(fault.kind == "race" for fault in races):
+                break
         after.restore()
-        for fault in noticed:
-            if fault.kind in RACES:
-                faults.add(fault)
 
     def _in_other_orders(self, execution: Execution, before: _Snapshot, first: Memory, seed: int, others: int) -> None:
         """Run a launch again in other orders of its programs, and note which stores leave other bits."""
