@@ -378,3 +378,27 @@ def last_block_sets_the_counter_back(device):
     for _ in range(2):
         set_back_kernel[(8,)](x.to(device), torch.empty(8, device=device), ticket, out, BLOCK=32, PROGRAMS=8)
     return [Check(out, x.sum().view(1)), Check(ticket, torch.zeros(1, dtype=torch.int32))]
+
+
+@triton.jit
+def looked_and_acquired_kernel(data_ptr, flag_ptr, out_ptr, BLOCK: tl.constexpr):
+    pid, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    if pid == 0:
+        tl.store(data_ptr + cols, cols)
+        tl.debug_barrier()
+        tl.atomic_xchg(flag_ptr, 1, sem="release")
+    else:
+        while tl.atomic_or(flag_ptr, 0, sem="relaxed") == 0:
+            pass
+        tl.atomic_or(flag_ptr, 0, sem="acquire")
+        tl.debug_barrier()
+        tl.store(out_ptr + pid * BLOCK + cols, tl.load(data_ptr + cols))
+
+
+@healthy(
+    "relaxed looks until the flag is there, then an acquire whose result nobody uses: it comes after what was seen"
+)
+def flag_seen_relaxed_and_acquired(device):
+    data, flag, out = (torch.zeros(n, dtype=torch.int32, device=device) for n in (16, 1, 64))
+    looked_and_acquired_kernel[(4,)](data, flag, out, BLOCK=16)
+    return [Check(out.view(4, 16)[1:], torch.arange(16, dtype=torch.int32).repeat(3, 1))]

@@ -278,3 +278,49 @@ def failed_swap_kernel(data_ptr, lock_ptr, there_ptr, out_ptr):
 def news_by_a_swap_that_fails(device):
     data, there, out = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(3))
     failed_swap_kernel[(2,)](data, torch.ones(1, dtype=torch.int32, device=device), there, out)
+
+
+@triton.jit
+def early_ticket_kernel(x_ptr, sum_ptr, ticket_ptr, out_ptr, BLOCK: tl.constexpr):
+    pid, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    ticket = tl.atomic_add(ticket_ptr, 1)
+    tl.atomic_add(sum_ptr + cols, tl.load(x_ptr + pid * BLOCK + cols))
+    if ticket == tl.num_programs(0) - 1:
+        tl.debug_barrier()
+        tl.store(out_ptr + cols, tl.load(sum_ptr + cols))
+
+
+@racy("sum_ptr", "atomic/read", "the ticket is drawn before the sum is added to: that the last one adds last is chance")
+def last_ticket_before_the_sum(device):
+    ticket = torch.zeros(1, dtype=torch.int32, device=device)
+    total, out = torch.zeros(2, 16, device=device)
+    early_ticket_kernel[(8,)](integers(8, 16).to(device), total, ticket, out, BLOCK=16)
+
+
+@triton.jit
+def near_slots_kernel(x_ptr, slot_ptr, put_ptr, got_ptr, out_ptr, ITEMS: tl.constexpr):
+    if tl.program_id(0) == 0:
+        for i in range(ITEMS):
+            while tl.atomic_add(got_ptr, 0, sem="acquire") < i - 2:
+                pass
+            tl.debug_barrier()
+            tl.store(slot_ptr + i % 2, tl.load(x_ptr + i))
+            tl.debug_barrier()
+            tl.atomic_add(put_ptr, 1, sem="release")
+    else:
+        for i in range(ITEMS):
+            while tl.atomic_add(put_ptr, 0, sem="acquire") <= i:
+                pass
+            tl.debug_barrier()
+            tl.store(out_ptr + i, tl.load(slot_ptr + i % 2))
+            tl.debug_barrier()
+            tl.atomic_add(got_ptr, 1, sem="release")
+
+
+@racy(
+    "slot_ptr", "read/write", "two slots, and the producer may be three items ahead: a consumer that keeps up hides it"
+)
+def slots_of_a_hasty_producer(device):
+    put, got = torch.zeros(2, 1, dtype=torch.int32, device=device)
+    x, out = integers(4).to(device), torch.zeros(4, device=device)
+    near_slots_kernel[(2,)](x, torch.zeros(2, device=device), put, got, out, ITEMS=4)
