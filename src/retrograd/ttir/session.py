@@ -27,7 +27,10 @@ from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import Storage
 
 _STAYS = 0.8  # how often a program keeps its turn where turns are long
-_MOST_DRAWN, _TURNS = 8, 4_000  # further orders that are drawn: at most, and how many turns they have together
+_MOST_DRAWN, _TURNS = (
+    8,
+    4_000,
+)  # further orders that are drawn: at most, and turns of 1,024 elements that they have together
 _FEWER = 64  # how many times fewer rounds a kernel has that did not end before in the same verification
 _TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
 
@@ -184,8 +187,9 @@ class Session:
         """
         after, ended = _Snapshot(), np.array(execution.ended)
         after.add(first)
-        drawn = min(_MOST_DRAWN, _TURNS // max(execution.turns, 1))
-        for number, order in enumerate([ended, ended[::-1], *[None] * drawn]):
+        work = max(execution.turns, 1) * max(execution.kernel.largest >> 10, 1)
+        drawn = min(_MOST_DRAWN, _TURNS // work)
+        for number, order in enumerate([ended, *([ended[::-1], *[None] * drawn] if drawn else [])]):
             before.restore()
             noticed = FaultList()
             with suppress(
