@@ -189,12 +189,12 @@ class Session:
         after.add(first)
         work = max(execution.turns, 1) * max(execution.kernel.largest >> 10, 1)
         drawn = min(_MOST_DRAWN, _TURNS // work)
-        for number, order in enumerate([ended, *([ended[::-1], *[None] * drawn] if drawn else [])]):
+        orders: list[Array | None] = [ended, *([ended[::-1], *[None] * drawn] if drawn else [])]
+        for number, order in enumerate(orders):
             before.restore()
             noticed = FaultList()
-            with suppress(
-                EndlessLoopError
-            ):  # programs that take turns by themselves may want others to go on meanwhile
+            # Programs that take turns by themselves may want others to go on meanwhile.
+            with suppress(EndlessLoopError):
                 memory, fewer = execution.memory(noticed), self._limit // _FEWER
                 draws, stays = (seed + 104_729 * number, _STAYS * (number % 2)) if order is None else (None, 0.0)
                 execution.run(memory, draws, fewer, lambda line: None, order, stays)
