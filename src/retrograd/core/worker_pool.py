@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -185,6 +186,8 @@ def _terminated(number: int, frame: Any) -> None:
 
 def _serve(prepare: Prepare, connection: Connection, output: Path, device: str | None, timeout: float) -> None:
     """Do the tasks that come, until there are no more."""
+    # Garbage of whom it was forked from is not ours to free: a process group of gloo waits for threads that are not here.
+    gc.freeze()
     signal.signal(signal.SIGTERM, _terminated)
     os.setsid()  # so that what the work starts is ended with it
     faulthandler.disable()  # it would write over the last words, or to the terminal of whom it was forked from
