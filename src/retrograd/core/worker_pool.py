@@ -186,7 +186,7 @@ def _terminated(number: int, frame: Any) -> None:
 
 def _serve(prepare: Prepare, connection: Connection, output: Path, device: str | None, timeout: float) -> None:
     """Do the tasks that come, until there are no more."""
-    # Garbage of whom it was forked from is not ours to free: a process group of gloo waits for threads that are not here.
+    # Garbage of whom it was forked from is not ours to free: a process group of gloo waits for threads that are gone.
     gc.freeze()
     signal.signal(signal.SIGTERM, _terminated)
     os.setsid()  # so that what the work starts is ended with it
