@@ -5,7 +5,7 @@ They do no harm as long as no loss and no gradient has them. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from retrograd.trace import nan_reasons
 from retrograd.trace.diffing.identity import base_name, names
@@ -19,33 +19,38 @@ _FILLS = names("scalar_tensor full full_like new_full fill masked_fill constant_
 
 
 class DeliberateValues:
-    """Numbers of values: `infinite` have infinities and no NaN, `nan` have NaN."""
+    """Numbers of values: `infinite` have infinities and no NaN, `nan` have NaN.
 
-    def __init__(self, ops: Sequence[Op]) -> None:
+    Args:
+        producers: the operators that made values so far; whoever adds operators fills it.
+        writers: those that wrote to memory so far, likewise.
+        trains: whether there is a backward: without one it is not known what does harm.
+    """
+
+    def __init__(self, producers: Mapping[int, Op], writers: Mapping[int, Sequence[Op]], *, trains: bool) -> None:
         self.infinite: set[int] = set()
         self.nan: set[int] = set()
-        self._made: set[int] = set()  # values that operators have made so far
-        self._written: set[int] = set()  # memory that operators have written to so far
+        self._producers, self._writers, self._trains = producers, writers, trains
         # Of memory, whether the infinities, and the NaN, that were written last are deliberate.
         self._infinite_in: dict[int, bool] = {}
         self._nan_in: dict[int, bool] = {}
-        # Without a backward it is not known what does harm.
-        self._trains = any(op.phase == BACKWARD for op in ops)
-        for op in ops:
-            self._read(op)
-            self._write(op)
+
+    def add(self, op: Op) -> None:
+        """The next operator, whose results are not among the values that were made."""
+        self._read(op)
+        self._write(op)
 
     def is_mask(self, stats: Stats) -> bool:
         """Deliberate infinities: written as such, or between zeros, as an additive mask that came in."""
         if not stats.inf or stats.nan:
             return False
-        foreign = stats.tensor not in self._made and stats.storage not in self._written
+        foreign = stats.tensor not in self._producers and stats.storage not in self._writers
         return stats.tensor in self.infinite or (foreign and stats.low == stats.high == 0)
 
     def _read(self, op: Op) -> None:
         """What is read of x after x[0] = -inf, which writes to a view, is a value that nobody has seen being made."""
         for stats in op.inputs:
-            if stats.tensor not in self._made and stats.storage >= 0:
+            if stats.tensor not in self._producers and stats.storage >= 0:
                 if stats.nan and self._nan_in.get(stats.storage):
                     self.nan.add(stats.tensor)
                 elif stats.inf and self._infinite_in.get(stats.storage):
@@ -58,9 +63,6 @@ class DeliberateValues:
         nan = number or self._writes_nan(op)
         view = base_name(op.name) in VIEWS
         for stats in op.outputs:
-            if all(stats.tensor != source.tensor for source in op.inputs):
-                self._made.add(stats.tensor)
-                self._written.add(stats.storage)
             if stats.nan:
                 known = nan or (view and self._nan_in.get(stats.storage, False))
                 self._nan_in[stats.storage], self._infinite_in[stats.storage] = known, False

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from retrograd.trace.diffing.identity import names
-from retrograd.trace.schema import Op, Stats
-
-INF = math.inf
+from retrograd.trace.schema import Op
+from retrograd.trace.value_ranges import known_input, spread
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
     """Numbers outside of `low` to `high` give NaN, and those in `poles` an infinity; `at` is which input it is."""
 
-    low: float = -INF
-    high: float = INF
+    low: float = -math.inf
+    high: float = math.inf
     poles: tuple[float, ...] = ()
     at: int = 0
     negative_integers: bool = False  # poles, too
@@ -25,7 +24,7 @@ class Domain:
 
 _GAMMA = Domain(poles=(0,), negative_integers=True)
 _PROBABILITY = Domain(0, 1, (0, 1))
-DOMAINS = {
+_DOMAINS = {
     "acos": Domain(-1, 1),
     "asin": Domain(-1, 1),
     "atanh": Domain(-1, 1, (-1, 1)),
@@ -36,26 +35,26 @@ DOMAINS = {
     "lgamma": _GAMMA,
     "digamma": _GAMMA,
     "polygamma": _GAMMA,
-    "xlogy": Domain(0, INF, (0,), at=1),
-    "special_xlog1py": Domain(-1, INF, (-1,), at=1),
-    "special_bessel_y0": Domain(0, INF, (0,)),
-    "special_bessel_y1": Domain(0, INF, (0,)),
-    "special_modified_bessel_k0": Domain(0, INF, (0,)),
-    "special_modified_bessel_k1": Domain(0, INF, (0,)),
-    "special_zeta": Domain(1, INF, (1,)),
+    "xlogy": Domain(0, math.inf, (0,), at=1),
+    "special_xlog1py": Domain(-1, math.inf, (-1,), at=1),
+    "special_bessel_y0": Domain(0, math.inf, (0,)),
+    "special_bessel_y1": Domain(0, math.inf, (0,)),
+    "special_modified_bessel_k0": Domain(0, math.inf, (0,)),
+    "special_modified_bessel_k1": Domain(0, math.inf, (0,)),
+    "special_zeta": Domain(1, math.inf, (1,)),
 }
 _SOLVES = names("linalg_lu_solve lu_solve _linalg_solve_ex linalg_inv_ex linalg_solve_triangular triangular_solve")
 
 
-def outside_of_domain(op: Op, nan: bool, name: str) -> str:
+def _outside_of_domain(op: Op, nan: bool, name: str) -> str:
     """The reason where an input is outside of the function's domain or at a pole; "" where it is not plain."""
-    domain = DOMAINS[name]
-    stats = _known(op, domain.at)
+    domain = _DOMAINS[name]
+    stats = known_input(op, domain.at)
     if stats is None:
         return ""
     low, high = stats.low or 0.0, stats.high or 0.0
     reach = f"its input {domain.at + 1} has" if domain.at else "its input has"
-    reach += f" {low:.4g}" + f" to {high:.4g}" * (low != high)
+    reach += f" {spread(stats)}"
     if nan and not domain.low <= low <= high <= domain.high:
         if math.isinf(domain.high):
             return f"{name} of numbers below {domain.low:g}: {reach}"
@@ -66,7 +65,7 @@ def outside_of_domain(op: Op, nan: bool, name: str) -> str:
 
 
 def _entropy(op: Op, nan: bool, name: str) -> str:
-    stats = _known(op, 0)
+    stats = known_input(op, 0)
     low = 0.0 if stats is None else stats.low or 0.0
     return f"{name} of numbers below 0 is -inf: its input goes down to {low:.4g}" if low < 0 and not nan else ""
 
@@ -87,7 +86,7 @@ def _connectionist(op: Op, nan: bool, name: str) -> str:
 
 
 def _weight_norm(op: Op, nan: bool, name: str) -> str:
-    direction = _known(op, 0)
+    direction = known_input(op, 0)
     return (
         "0/0: the norm of a row of the weight's direction is zero" if direction is not None and direction.zero else ""
     )
@@ -95,7 +94,7 @@ def _weight_norm(op: Op, nan: bool, name: str) -> str:
 
 def _running_variance(op: Op, nan: bool, name: str) -> str:
     """Of a batch norm in evaluation, whose last input is the variance."""
-    variance = _known(op, len(op.inputs) - 1)
+    variance = known_input(op, len(op.inputs) - 1)
     if variance is None or not nan or "train=True" in op.arguments or "training=True" in op.arguments:
         return ""
     low = variance.low or 0.0
@@ -103,7 +102,7 @@ def _running_variance(op: Op, nan: bool, name: str) -> str:
 
 
 RULES: dict[str, Callable[[Op, bool, str], str]] = {
-    **dict.fromkeys(DOMAINS, outside_of_domain),
+    **dict.fromkeys(_DOMAINS, _outside_of_domain),
     **dict.fromkeys(_SOLVES, _singular),
     "special_entr": _entropy,
     "_linalg_slogdet": _determinant,
@@ -113,8 +112,3 @@ RULES: dict[str, Callable[[Op, bool, str], str]] = {
         ("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"), _running_variance
     ),
 }
-
-
-def _known(op: Op, at: int) -> Stats | None:
-    """An input of which the range is known."""
-    return op.inputs[at] if at < len(op.inputs) and op.inputs[at].low is not None else None

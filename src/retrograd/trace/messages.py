@@ -13,8 +13,9 @@ from retrograd.core.wording import count
 from retrograd.trace.diffing.identity import base_name
 from retrograd.trace.filters import Listing
 from retrograd.trace.nan_provenance import Birth, Provenance
-from retrograd.trace.nan_reasons import NORMAL, magnitudes, spread
+from retrograd.trace.nan_reasons import NORMAL
 from retrograd.trace.schema import MODULE, Exponents, Op, Stats
+from retrograd.trace.value_ranges import magnitudes, spread
 
 _KINDS = {"nan": "NaN", "inf": "Inf", "": ""}
 _TONES: dict[int, doc.Tone] = {0: "proved", 1: "finding"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from retrograd.trace import gradient_scaling, nan_reasons
 from retrograd.trace.deliberate_values import VIEWS, DeliberateValues
@@ -30,8 +29,10 @@ class History:
         self._overflows: dict[int, Op] = {}  # of each skip the first overflow
         self.producers: dict[int, Op] = {}
         self.writers: dict[int, list[Op]] = {}
-        self.deliberate = DeliberateValues(ops)
+        trains = any(op.phase == BACKWARD for op in ops)
+        self.deliberate = DeliberateValues(self.producers, self.writers, trains=trains)
         for op in ops:
+            self.deliberate.add(op)
             for stats in op.outputs:
                 if all(stats.tensor != source.tensor for source in op.inputs):
                     self.producers.setdefault(stats.tensor, op)
@@ -122,15 +123,14 @@ class History:
 
     def bad_losses(self) -> Iterator[Op]:
         """What each backward() begins with, ones like the loss, where the loss is infinite or NaN."""
-        following = {op.index: after for op, after in pairwise(self.ops)}
         for op in self.searched:
-            after = following.get(op.index)
-            begins = base_name(op.name) == "ones_like" and after is not None and after.phase == BACKWARD
-            if begins and any(s.bad and s.shape == () for s in op.inputs) and not self._scaled(op, "inf"):
-                yield op
+            if base_name(op.name) == "ones_like" and any(s.bad and s.shape == () for s in op.inputs):
+                begins = any(after.phase == BACKWARD for after in self.ops[op.index + 1 : op.index + 2])
+                if begins and not self._scaled(op, "inf"):
+                    yield op
 
-    def infinite_loss(self, op: Op) -> Op | None:
-        """The loss, if it was infinite before an operator of its backward made a NaN of finite numbers."""
+    def bad_loss_before(self, op: Op) -> Op | None:
+        """The loss, if it was bad before an operator of its backward made a NaN of finite numbers."""
         if op.phase != BACKWARD or self._bad_input(op, "nan") is not None:
             return None
         return next((loss for loss in self.bad_losses() if loss.step == op.step and loss.index < op.index), None)
@@ -182,7 +182,7 @@ class History:
         behind, seen = [op], {op.index}
         while op.owner == OPTIMIZER and behind:
             here = behind.pop()
-            if reason := nan_reasons.infinite_factor(here):
+            if reason := nan_reasons.infinite_factor(here, nan=False):
                 return reason
             unknown = (self.producers.get(s.tensor) for s in here.inputs if s.nan is None)
             unmeasured = [p for p in unknown if p is not None and p.owner == OPTIMIZER and p.index not in seen]

@@ -114,7 +114,7 @@ def provenance(trace: Trace, *, step: int | None = None, begin: int = 0, births:
         first = history.first(kind)
         if first is not None:
             path, loss = history.path_to(first, kind), None
-            if kind == "nan" and (loss := history.infinite_loss(path[0])) is not None:
+            if kind == "nan" and (loss := history.bad_loss_before(path[0])) is not None:
                 facts["notes"] += (f"the first NaN is in its backward, made by {named(path[0])}",)
             if loss is None:
                 origin, op, tensor, reason = history.cause(path, kind)

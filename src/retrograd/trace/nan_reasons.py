@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from retrograd.trace import function_domains
 from retrograd.trace.diffing.identity import base_name, names
-from retrograd.trace.schema import OPTIMIZER, Op, Stats
+from retrograd.trace.schema import OPTIMIZER, Op
+from retrograd.trace.value_ranges import known_input
 
 LARGEST = {
     "float16": 65504.0,
@@ -61,31 +62,11 @@ def explain(op: Op) -> str:
     """The reason in a sentence; "" where none is plain."""
     nan = any(s.nan for s in op.outputs)
     last = _from_infinities if nan else _overflow
-    for rule in (_written, _empty_reduction, _without_eps, _infinite_factor, _huge_argument, _by_name, last):
+    for rule in (_written, _empty_reduction, _without_eps, infinite_factor, _huge_argument, _by_name, last):
         reason = rule(op, nan)
         if reason:
             return reason
     return ""
-
-
-def spread(stats: Stats) -> str:
-    """ "-3.1e+04 to 12" of the finite elements; "" where nobody counted."""
-    if stats.low is None or stats.high is None:
-        return ""
-    return f"{stats.low:.4g}" if stats.low == stats.high else f"{stats.low:.4g} to {stats.high:.4g}"
-
-
-def magnitudes(stats: Stats) -> str:
-    """ "2^-9 to 2^3": powers of two at or below the magnitudes of the finite elements but zeros; "" if uncounted."""
-    fields = stats.exponents
-    if not fields:
-        return ""
-    return f"2^{fields.least}" + ("" if fields.least == fields.greatest else f" to 2^{fields.greatest}")
-
-
-def _input(op: Op, at: int) -> Stats | None:
-    """An input of which the range is known."""
-    return op.inputs[at] if at < len(op.inputs) and op.inputs[at].low is not None else None
 
 
 def _range(op: Op) -> tuple[float, float]:
@@ -130,14 +111,10 @@ def _without_eps(op: Op, nan: bool) -> str:
     return ""
 
 
-def _infinite_factor(op: Op, nan: bool) -> str:
+def infinite_factor(op: Op, nan: bool) -> str:
+    """The argument of an optimizer's operator that is infinite or NaN, in a sentence; "" if none is."""
     factor = (_ANY_FACTOR if op.owner == OPTIMIZER else _FACTOR).search(op.arguments)
     return f"its {factor[1]}, of a learning rate perhaps, is {factor[2]}" if factor is not None else ""
-
-
-def infinite_factor(op: Op) -> str:
-    """The argument of an optimizer's operator that is infinite or NaN, in a sentence; "" if none is."""
-    return _infinite_factor(op, False)
 
 
 def _huge_argument(op: Op, nan: bool) -> str:
@@ -154,7 +131,7 @@ def _huge_argument(op: Op, nan: bool) -> str:
 
 
 def _divided(op: Op, nan: bool, name: str) -> str:
-    dividend, divisor = _input(op, 0), _input(op, 1)
+    dividend, divisor = known_input(op, 0), known_input(op, 1)
     if divisor is None and "other=0" in op.arguments:
         return "0/0: it divides by the number 0" if nan else "division by the number 0"
     if divisor is None or not divisor.zero:
@@ -220,7 +197,7 @@ _RULES: dict[str, Callable[[Op, bool, str], str]] = {
 def _by_name(op: Op, nan: bool) -> str:
     name = base_name(op.name)
     rule = _RULES.get(name)
-    reason = rule(op, nan, name) if rule is not None and (rule is _divided or _input(op, 0)) else ""
+    reason = rule(op, nan, name) if rule is not None and (rule is _divided or known_input(op, 0)) else ""
     # The derivatives of sqrt, log, pow and norm are infinite at 0.
     function = op.node.rstrip("0123456789").removesuffix("Backward")
     return f"{reason}, in the derivative of {function.lower()}" if reason and function and not op.inside else reason

@@ -27,10 +27,8 @@ from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import Storage
 
 _STAYS = 0.8  # how often a program keeps its turn where turns are long
-_MOST_DRAWN, _TURNS = (
-    8,
-    4_000,
-)  # further orders that are drawn: at most, and turns of 1,024 elements that they have together
+_MOST_DRAWN = 8  # further orders that are drawn
+_TURNS = 4_000  # turns of 1,024 elements that these have together
 _FEWER = 64  # how many times fewer rounds a kernel has that did not end before in the same verification
 _TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
 

@@ -100,8 +100,9 @@ class Line:
         if self.known is None:
             values, slopes, stored = [], [], 0.0
             for inputs, forward in self._close_points():
-                values.append(self._left(inputs, forward))
-                stored = max(stored, self.stored(forward))
+                terms = self.terms(forward)
+                values.append(self._left(inputs, terms))
+                stored = max(stored, self._stored(forward, terms))
                 run = forward.backward()
                 moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
                 slopes.append(sum(float((g.detach().double() * d).sum()) for g, d in moving if g is not None))
@@ -112,7 +113,7 @@ class Line:
 
     def forward_noise(self) -> float:
         """Noise of the function alone, which takes no backward."""
-        values = [self._left(inputs, forward) for inputs, forward in self._close_points()]
+        values = [self._left(inputs, self.terms(forward)) for inputs, forward in self._close_points()]
         return finite_differences.noise(values) if len(values) == finite_differences.POINTS else math.inf
 
     def _close_points(self) -> Iterator[tuple[dict[str, Any], ForwardPass]]:
@@ -126,15 +127,15 @@ class Line:
                 return
             yield inputs, forward
 
-    def _left(self, inputs: dict[str, Any], forward: ForwardPass) -> float:
+    def _left(self, inputs: dict[str, Any], terms: list[torch.Tensor]) -> float:
         """The function less what the backward claims."""
-        return sum(float(t.sum()) for t in self.terms(forward)) - self.claimed(inputs)
+        return sum(float(t.sum()) for t in terms) - self.claimed(inputs)
 
-    def stored(self, forward: ForwardPass) -> float:
+    def _stored(self, forward: ForwardPass, terms: list[torch.Tensor]) -> float:
         """Standard deviation of what the last digit of outputs, half a unit off, leaves of the function: a third."""
         depends = self.depends or (1.0,) * len(forward.outs)
         units = [tolerance.unit(o.dtype) * d for o, d in zip(forward.outs, depends, strict=True) if o.requires_grad]
-        sizes = [float(torch.linalg.vector_norm(u * t)) for u, t in zip(units, self.terms(forward), strict=True)]
+        sizes = [float(torch.linalg.vector_norm(u * t)) for u, t in zip(units, terms, strict=True)]
         return math.hypot(*sizes) / 3
 
     def judge(self) -> tuple[float, float]:
@@ -150,7 +151,7 @@ class Line:
         there is, or forwards alone do.
         """
         return (
-            self._is_weak(self.stored(here), 0.0)
+            self._is_weak(self._stored(here, self.terms(here)), 0.0)
             or self._is_weak(self.forward_noise(), 0.0)
             or self._is_weak(*self.noises())
         )
