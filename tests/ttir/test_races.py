@@ -86,3 +86,11 @@ def test_a_race_that_the_first_order_hides(seed, beside):
     (row,) = in_a_process(script, seed, 40 + 9 * seed, name)
     assert {kind for kind, *_ in row["faults"]} == ({"race", "same value"} if beside else {"race"})
     assert row["error"] == ""
+
+
+@pytest.mark.parametrize("seed", [3, 5, 7])
+def test_a_race_that_a_consumer_hides_which_keeps_up(seed):
+    """The producer is an item too far ahead, which shows only where the consumer loses its turn for long."""
+    (row,) = in_a_process(HERE / "run_programs.py", seed, 40 + 9 * seed, "slots_of_a_hasty_producer")
+    assert {(kind, argument) for kind, argument, _ in row["faults"]} == {("race", "slot_ptr")}
+    assert row["error"] == ""
