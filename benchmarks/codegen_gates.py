@@ -50,12 +50,13 @@ def faults(facts: Facts, *, narrow: frozenset[str] = frozenset(), wide: bool = F
 def narrow_loads(facts: Facts, allowed: frozenset[str] = frozenset()) -> list[str]:
     """The loads of less than 16 bytes but for those through `allowed` variables, each in words.
 
-    LLVM gives no line to a load that it made of those on two paths: it counts as one of those of its width.
+    LLVM gives a load that it made of those on two paths no line, or that of the branch, where nothing is loaded
+    (Triton 3.9 for sm_100): it counts as one of those of its width.
     """
     loads = [access for access in facts.accesses if access.op == "load" and access.bytes < WIDE]
     merged = {access.bytes for access in loads if allowed.intersection(access.names)}
     return [
         f"{access.count} loads of {access.bytes} bytes at {access.source} ({', '.join(access.names) or 'unknown'})"
         for access in loads
-        if not allowed.intersection(access.names) and (access.source or access.bytes not in merged)
+        if not allowed.intersection(access.names) and (access.names or access.bytes not in merged)
     ]

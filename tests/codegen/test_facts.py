@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from codegen_gates import faults
 
 from retrograd.codegen import Facts, targets
+from retrograd.codegen.access import Access
 from retrograd.core.schema import decode
 
 TARGETS = list(targets())
@@ -51,6 +54,14 @@ def test_scalar_loads(facts, name, stores):
     assert ["loads of 2 bytes" in fault for fault in faults(found, wide=True)] == [True]
     assert faults(found, wide=True, narrow=frozenset({"x_ptr"})) == []
     assert faults(found) == []
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_load_of_two_paths_counts_as_one_of_its_width(facts, width):
+    found = facts("unaligned-size")
+    branch = Access("load", width, "sync", 1, "narrow.py:64", ())
+    found = dataclasses.replace(found, accesses=(*found.accesses, branch))
+    assert bool(faults(found, wide=True, narrow=frozenset({"x_ptr"}))) is (width == 4)
 
 
 def test_thin_tile_loads_narrowly(facts):
