@@ -10,6 +10,7 @@ from torch import nn
 if not dist.is_available():
     pytest.skip("torch is built without distributed", allow_module_level=True)
 
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from retrograd import fsdp
@@ -195,7 +196,8 @@ def test_fsdp_makes_the_groups_of_the_plan_and_a_step_is_the_same(alone, mb, tie
     model = Causal(tied)
     torch.manual_seed(0)
     plain = Causal(tied)
-    plan = fsdp.shard_by_size(model, mb)
+    # FSDP computes on the accelerator that it sees, unless a mesh says otherwise.
+    plan = fsdp.shard_by_size(model, mb, mesh=init_device_mesh("cpu", (1,)))
     states: dict[int, list[str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
