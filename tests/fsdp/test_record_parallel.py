@@ -7,6 +7,7 @@ from itertools import combinations
 
 import parallel_jobs
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import Ranks
 
@@ -34,11 +35,13 @@ def record(job, options):
 @pytest.mark.parametrize("strict", [False, True], ids=["hashes", "strict"])
 @pytest.mark.parametrize("job", [job for job in ALL if job not in MESHES])
 def test_two_healthy_ranks_are_left_alone(ranks, job, strict):
+    _skip_where_torch_waits(job)
     _healthy(ranks.run(record, job, {"strict": strict}), job)
 
 
 @pytest.mark.parametrize("job", ALL)
 def test_four_healthy_ranks_are_left_alone(four, job):
+    _skip_where_torch_waits(job)
     _healthy(four.run(record, job, {}), job)
 
 
@@ -49,6 +52,11 @@ def test_ranks_that_run_out_of_input_are_left_alone(four, strict):
     logs = [Log.from_json(answer["log"]) for answer in answers]
     assert [log.total for log in logs] == [60, 40, 60, 40]
     assert all(diff(one, other).same for one, other in combinations(logs, 2))
+
+
+def _skip_where_torch_waits(job):
+    if torch.__version__.startswith("2.11.") and job in ("pipeline_ZBVZeroBubble", "pipeline_DualPipeV"):
+        pytest.skip("schedules in the shape of a V wait for ever on gloo in torch 2.11, without a recorder as well")
 
 
 def _healthy(answers, job):
