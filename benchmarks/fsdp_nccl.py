@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fsdp"))
 import faults
 
 CASES = ("healthy", "skip", "swap", "hook", "shape", "save", "raise", "kill", "hang")
-_TIMEOUT, _LIMIT, _LONGEST = 10, 46, 420
+_TIMEOUT, _LIMIT, _LONGEST = 10, 90, 420
 
 
 def job(case: str, folder: Path, record: bool) -> None:

@@ -157,6 +157,38 @@ def verifiers(tmp_path, files: bool, size: int = 2) -> list[RankVerifier]:
     return made
 
 
+@pytest.mark.parametrize(
+    ("dead", "letters", "idle", "speaks"),
+    [
+        ((), ("ab", "ab", "ab"), 0.0, None),  # preempted
+        ((), ("ab", "ab", "a"), 9.0, 0),  # somebody ends a job that hangs
+        ((2,), ("ab", "ab", "a"), 0.0, 0),
+        ((0,), ("a", "ab", "ab"), 0.0, 1),
+        ((), ("ab", "ac", "ab"), 0.0, 0),
+    ],
+)
+def test_of_ranks_that_a_launcher_ends_the_lowest_tells(tmp_path, monkeypatch, dead, letters, idle, speaks):
+    monkeypatch.setattr(RingReader, "gone", property(lambda reader: reader.rank in dead))
+    ranks = [verifier.peers for verifier in verifiers(tmp_path, files=True, size=3)]
+    for peers, own in zip(ranks, letters, strict=True):
+        for index, letter in enumerate(own):
+            peers.own.add(replace(collective(letter), ranks=(0, 1, 2)), f"train.py:{index} (main)", 0, index)
+        peers.find(now=True)
+    # In any order: a rank that has ended so is nobody who failed.
+    told = {
+        p.own.rank: p.terminated(idle, "train.py:7 (main)", ends=True)
+        for p in reversed(ranks)
+        if p.own.rank not in dead
+    }
+    assert [rank for rank, text in told.items() if text] == ([] if speaks is None else [speaks])
+    if speaks is not None:
+        text = told[speaks]
+        assert text.startswith(f"rank {speaks} was ended by SIGTERM, after all-gather of b at train.py:1 (main)")
+        assert "now at train.py:7 (main)" in text
+        assert [f"rank {rank} is gone without a word" in text for rank in dead] == [True] * len(dead)
+        assert ("rank 1 gathers c where" in text) is (letters[1] == "ac")
+
+
 @pytest.mark.parametrize("files", [True, False], ids=["files", "store"])
 def test_whoever_comes_last_sees_the_difference_and_waits_for_nobody(tmp_path, files):
     ranks = verifiers(tmp_path, files)

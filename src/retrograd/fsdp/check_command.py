@@ -147,8 +147,9 @@ def _record(options: dict[str, Any], rank: int) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
+    # torchrun ends the other ranks when one fails. Before a recorder, which takes a signal that nobody handles.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminated)
     watch(logs[0].start())
     sys.excepthook = excepthook
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # torchrun ends the other ranks when one fails
-        signal.signal(signal.SIGTERM, terminated)
     atexit.register(save)

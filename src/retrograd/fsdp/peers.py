@@ -20,6 +20,8 @@ from retrograd.fsdp.ring_file import FAILED, LEFT, RUNNING, RingEntry, RingReade
 from retrograd.fsdp.schema import JOINED, Lane, Payload
 
 _NAME = "ring"
+_TERMINATED = "was ended by SIGTERM"
+_IDLE = 3.0  # seconds without a collective after which SIGTERM may be that of somebody who saw a job hang
 _AGAIN = 0.005  # seconds after which a difference is read once more: another process may have been in the middle of it
 _LOOK = 0.1  # seconds between two looks for files of others
 
@@ -115,6 +117,23 @@ class Peers:
         last = self.own.last()
         words = states(self.readers.values(), None if last is None else self.own.collective(last).lane)
         return [parted, *(text.replace(parted, "the same") for text in words)] if parted else words
+
+    def terminated(self, idle: float, place: str, *, ends: bool) -> str:
+        """What to say when a launcher ends this rank, which has issued nothing for `idle` seconds and is at this line.
+
+        "" if nothing was wrong before, and on all but the lowest rank of this machine that is ended: all know the same.
+        """
+        words = f"{_TERMINATED}, {_after(self.own)}, now at {place}"
+        if ends:
+            self.own.say(words, FAILED)
+        failed = {r.rank for r in self.readers.values() if r.head.state == FAILED and not _terminated(r)}
+        failed.update(self.gone())
+        if not failed and not self.compare_all() and idle < _IDLE:
+            return ""
+        others = (r.rank for r in self.readers.values() if r.rank not in failed and r.head.state != LEFT)
+        if self.own.rank > min(others, default=self.own.rank):
+            return ""
+        return "; ".join([f"rank {self.own.rank} {words}", *self.explain(0)])
 
     def gone(self) -> list[int]:
         """Ranks that have ended without a word."""
@@ -268,14 +287,7 @@ def states(readers: Iterable[RingReader], here: Lane | None = None) -> list[str]
 
 
 def _state(reader: RingReader, here: Lane | None = None) -> str:
-    head, last = reader.head, reader.last()
-    after = "before any collective"
-    if last is not None:
-        line = f" at {reader.line(last)}" if reader.line(last) else ""
-        collective = reader.collective(last)
-        apart = here is not None and collective.ranks == here[1] and collective.group != here[0]
-        line += " in another process group of the same ranks" * apart
-        after = f"after {collective.name}{line} (collective {last.position} of step {last.step})"
+    head, after = reader.head, _after(reader, here)
     if head.state == FAILED:
         return str(reader.word())
     if head.state == LEFT:
@@ -284,6 +296,21 @@ def _state(reader: RingReader, here: Lane | None = None) -> str:
         return f"is gone without a word, killed or aborted, {after}"
     place = reader.word(place=True)
     return f"is {after}" + (f", now at {place[1]}" if place is not None and place[0] == head.issued else "")
+
+
+def _after(reader: RingReader, here: Lane | None = None) -> str:
+    if (last := reader.last()) is None:
+        return "before any collective"
+    line = f" at {reader.line(last)}" if reader.line(last) else ""
+    collective = reader.collective(last)
+    apart = here is not None and collective.ranks == here[1] and collective.group != here[0]
+    line += " in another process group of the same ranks" * apart
+    return f"after {collective.name}{line} (collective {last.position} of step {last.step})"
+
+
+def _terminated(reader: RingReader) -> bool:
+    """Whether a launcher ended it, and not what it met itself."""
+    return str(reader.word()).startswith(_TERMINATED)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

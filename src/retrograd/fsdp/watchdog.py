@@ -49,6 +49,10 @@ class Watchdog:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=self.seconds or _BEAT)
 
+    def standing(self) -> tuple[float, str]:
+        """Seconds since the last collective or end of a step, and the line at which the program is."""
+        return time.monotonic() - self.last, self._place()
+
     def _watch(self) -> None:
         beat = _BEAT / 2 if self.seconds is None else min(_BEAT, self.seconds / 4)
         while not self._end.wait(beat):

@@ -1,0 +1,95 @@
+"""SIGTERM, as launchers send it: what is known is said, and the process ends or goes on as it would have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from retrograd.fsdp.termination import Termination
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="launchers send SIGTERM on POSIX alone")
+
+BEGIN = """
+import ctypes, os, signal, threading, time
+from retrograd.fsdp.termination import Termination
+
+told = threading.Event()
+
+def say():
+    os.write(1, b"said ")
+    told.set()
+
+taken = Termination(say)
+"""
+END = 'os.write(1, b"ready "); '
+IN_PYTHON = END + "time.sleep(60)"
+# A lock that is taken twice waits in C for ever, whatever signal comes.
+IN_C = (
+    END + "lock = ctypes.create_string_buffer(64); take = ctypes.CDLL(None).pthread_mutex_lock; take(lock); take(lock)"
+)
+HANDLE = """
+def own(number, frame):
+    os.write(1, b"own ")
+    if callable(before):
+        before(number, frame)
+    told.wait()
+    os._exit(3)
+
+before = signal.signal(signal.SIGTERM, own)
+"""
+FORK = """
+taken.start()
+if not (child := os.fork()):
+    time.sleep(60)
+os.kill(child, signal.SIGTERM)
+os.write(1, b"child " + str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode() + b" ")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "output", "code"),
+    [
+        ("taken.start(); " + IN_PYTHON, "ready said ", -signal.SIGTERM),
+        ("taken.start(); " + IN_C, "ready said ", -signal.SIGTERM),
+        (f"{HANDLE}\ntaken.start(); {IN_PYTHON}", "ready own said ", 3),
+        (f"taken.start()\n{HANDLE}\n{IN_PYTHON}", "ready own said ", 3),
+        ("taken.start(); taken.stop(); " + IN_PYTHON, "ready ", -signal.SIGTERM),
+        (f"{FORK}\n{IN_PYTHON}", f"child -{signal.SIGTERM:d} ready said ", -signal.SIGTERM),
+    ],
+    ids=["in Python", "in C", "another's handler", "a handler put over it", "stopped", "a forked process"],
+)
+def test_it_is_said_once_and_ends_as_ever(program, output, code):
+    command = [sys.executable, "-c", BEGIN + program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        while not said.endswith("ready ") and (letter := process.stdout.read(1)):
+            said += letter
+        process.terminate()
+        said += process.stdout.read()
+        assert process.wait(60) == code
+    assert sorted(said.split()) == sorted(output.split())  # a thread says it beside the handler
+
+
+def test_signals_are_left_as_they_were():
+    handler, here, there = signal.getsignal(signal.SIGTERM), *socket.socketpair()
+    there.setblocking(False)
+    with here, there:
+        before = signal.set_wakeup_fd(there.fileno())
+        try:
+            taken = Termination(lambda: None)
+            taken.start()  # an event loop listens already
+            assert signal.getsignal(signal.SIGTERM) is handler
+            taken.stop()
+            assert signal.set_wakeup_fd(before) == there.fileno()
+            taken.start()
+            assert taken.ends is (handler is signal.SIG_DFL)
+            taken.stop()
+            assert (signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(before)) == (handler, before)
+        finally:
+            signal.set_wakeup_fd(before)
