@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from test_races import in_a_process
+
+from retrograd import codegen
+from retrograd.check import cpu_kernels
+from retrograd.compat.triton_launch import around_launches
+
+verified_ops = pytest.importorskip("verified_ops", reason="needs Triton")
 
 HERE = Path(__file__).resolve().parent
 
@@ -41,6 +48,42 @@ def test_a_kernel_that_never_ends_is_told_with_its_name_and_line(rows):
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_products_have_the_error_of_what_they_multiply(rows, precision):
     assert rows[f"product 1.0 {precision}"]["verdict"] == "proved", rows[f"product 1.0 {precision}"]
+
+
+@pytest.mark.gpu
+def test_kernels_that_a_gpu_runs_have_the_error_of_what_they_multiply():
+    if not torch.cuda.is_available():
+        pytest.skip("kernels run on a CUDA device")
+    names = [
+        "product 1.0 tf32",
+        "product 1.0 ieee",
+        "product 1.03 tf32",
+        "product 1.0005 ieee",
+        "mixture 1.0",
+        "decayed",
+    ]
+    rows = {row["name"]: row for row in in_a_process(HERE / "verified_ops.py", "cuda", *names)}
+    assert [rows[name]["verdict"] for name in names] == [
+        "proved",
+        "proved",
+        "finding",
+        "finding",
+        "proved",
+        "proved",
+    ], rows
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_what_a_gpu_runs_is_asked_for_its_precision(precision):
+    """By code for a GPU that is not here, in the place of Triton's launch."""
+    with codegen.recording("sm_90") as launches:
+        verified_ops.multiply(torch.ones(16, 16), torch.ones(16, 16), precision)
+    compiled = launches[0].compile()
+    with around_launches(lambda launch, proceed: compiled), cpu_kernels.executed("cuda"):
+        assert not cpu_kernels.tf32()
+        verified_ops.multiply(torch.ones(16, 16), torch.ones(16, 16), precision)
+        assert cpu_kernels.tf32() is (precision == "tf32")
+    assert not cpu_kernels.tf32()
 
 
 def test_a_reference_without_products_of_matrices_allows_for_tf32_as_well(rows):

@@ -1,6 +1,6 @@
-"""Ops whose kernels race, and their healthy neighbours, verified without a GPU in a process of their own.
+"""Ops whose kernels race, and their healthy neighbours, verified in a process of their own.
 
-python tests/ttir/verified_ops.py    # a line of JSON an op
+python tests/ttir/verified_ops.py [cuda NAME ...]    # a line of JSON an op; without arguments all of them, without a GPU
 """
 
 from __future__ import annotations
@@ -235,6 +235,16 @@ OPS |= {
 OPS |= {f"mixture {f}": rg.op(mixed(f), mixture, SHARES, sizes=dict(M=(1, 40), N=[16, 64])) for f in (1.0, 1.03)}
 
 
+def decayed(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """A state that decays by a gate at each step: gradients of gates are sums over the steps after them."""
+    states, state = [], torch.zeros_like(x[0])
+    for step in range(len(x)):
+        state = state * g[step].sigmoid() + x[step]
+        states.append(state)
+    return torch.stack(states)
+
+
+OPS["decayed"] = rg.op(decayed, decayed, dict(x=rg.tensor("T", "N"), g=rg.tensor("T", "N")), sizes=dict(T=(2, 12)))
 OPS |= {
     name: rg.op(two_outputs(name == "a dropped output"), product_and_square, FACTORS)
     for name in ("two outputs", "a dropped output")
@@ -249,8 +259,9 @@ OPS |= {
 
 
 def main() -> None:
-    for name, spec in OPS.items():
-        report = rg.verify(spec, level="quick", dtypes=["float32"])
+    device, *names = sys.argv[1:] or ["cpu", *OPS]
+    for name in names:
+        report = rg.verify(OPS[name], level="quick", dtypes=["float32"], device=device)
         findings = [[finding.stage, finding.kind, finding.what] for finding in report.findings]
         races = next(stage for stage in report.stages if stage.id == "races")
         row = {"name": name, "verdict": report.verdict, "findings": findings, "power": races.power_text}

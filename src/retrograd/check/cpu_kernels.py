@@ -1,4 +1,6 @@
-"""Triton kernels of an op on the CPU: executed as a GPU would run them, where the process does not interpret them."""
+"""Triton kernels of an op: executed on CPU tensors as a GPU would run them, where the process does not interpret them;
+of those that a GPU runs it is noted in what precision they multiply.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ import torch
 from retrograd import config
 from retrograd.compat import versions
 from retrograd.compat.torch_dispatch import without_functions, without_modes
+from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
 from retrograd.core.import_hook import AfterImport
 
 if TYPE_CHECKING:
     from retrograd.ttir.session import Session
 
 _SESSIONS: list[Session] = []
+_ON_GPU: list[dict[str, bool]] = []  # of kernels that a GPU runs by their hash: whether they multiply in tf32
 _HONEST: list[None] = []  # one for each `without_pretending` that is entered
 _KEPT: list[dict[str, Any] | None] = []
 _AWAITED: list[None] = []  # one for each `executed` that waits for somebody to import Triton
@@ -36,14 +40,23 @@ def current() -> Session | None:
 def executed(device: str, kept: dict[str, Any] | None = None) -> Iterator[None]:
     """Have Triton kernels that are launched inside executed on CPU tensors.
 
-    Triton is not imported for it. Nothing happens on other devices, without Triton, and where it interprets kernels.
+    Triton is not imported for it. On other devices kernels run as they are, and `tf32` knows of them. Nothing happens
+    without Triton, and where it interprets kernels.
 
     Args:
         device: of the tensors.
         kept: has launches that need not be executed again, empty at first; None where each is executed.
     """
-    if torch.device(device).type != "cpu" or config.interpreting() or not versions.installed("triton"):
+    if config.interpreting() or not versions.installed("triton"):
         yield
+        return
+    if torch.device(device).type != "cpu":
+        _ON_GPU.append({})
+        try:
+            with around_launches(partial(_noted, _ON_GPU[-1])):
+                yield
+        finally:
+            _ON_GPU.pop()
         return
     with ExitStack() as stack:
         _KEPT.append(kept)
@@ -112,8 +125,18 @@ def as_on_gpu(devices: bool) -> Iterator[None]:
 
 
 def tf32() -> bool:
-    """Whether a kernel that was executed multiplied matrices of float32 rounded to tf32."""
-    return any(run.tf32 for run in _SESSIONS)
+    """Whether a kernel that was executed, here or on a GPU, multiplied matrices of float32 rounded to tf32."""
+    return any(run.tf32 for run in _SESSIONS) or any(any(seen.values()) for seen in _ON_GPU)
+
+
+def _noted(seen: dict[str, bool], launch: KernelLaunch, proceed: Proceed) -> Any:
+    """Note whether a kernel that a GPU runs multiplies in tf32, by the hash of its code."""
+    compiled = proceed()
+    if hasattr(compiled, "asm") and compiled.hash not in seen:
+        from retrograd.ttir.session import TF32
+
+        seen[compiled.hash] = TF32.search(str(compiled.asm.get("ttir"))) is not None
+    return compiled
 
 
 @contextmanager

@@ -125,7 +125,11 @@ def _written(
 
 
 def _fewest(terms: dict[str, torch.Tensor], total: torch.Tensor, least: torch.Tensor) -> list[dict[str, float]]:
-    """All ways to make a total of as few terms as will do, by factors; `least` is what it may be off besides."""
+    """All ways to make a total of as few terms as will do, by factors; `least` is what it may be off besides.
+
+    On the CPU: on CUDA `lstsq` has no driver for columns that depend on each other.
+    """
+    terms, total, least = {label: t.cpu() for label, t in terms.items()}, total.cpu(), least.cpu()
     for count in range(1, min(len(terms), total.numel() // _NUMBERS_PER_TERM) + 1):
         ways = list[dict[str, float]]()
         for labels in combinations(terms, count):

@@ -75,9 +75,9 @@ class Termination:
 
     def _deaf(self, ours: int) -> None:
         """Take our end from the signals, unless another's has replaced it."""
-        found = signal.set_wakeup_fd(-1)
-        if found not in (ours, -1):
-            signal.set_wakeup_fd(found, warn_on_full_buffer=False)
+        wakes = signal.set_wakeup_fd(-1)
+        if wakes not in (ours, -1):
+            signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
 
     def _tell(self) -> None:
         if self._said.acquire(blocking=False) and os.getpid() == self._pid:

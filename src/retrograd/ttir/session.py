@@ -30,7 +30,7 @@ _STAYS = 0.8  # how often a program keeps its turn where turns are long
 _MOST_DRAWN = 8  # further orders that are drawn
 _TURNS = 4_000  # turns of 1,024 elements that these have together
 _FEWER = 64  # how many times fewer rounds a kernel has that did not end before in the same verification
-_TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
+TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ class Session:
     def _execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
         execution = Execution.of(launched, grid, values, self.undefined, self._library)
         if "tf32" not in launched.kept:
-            launched.kept["tf32"] = _TF32.search(launched.text) is not None
+            launched.kept["tf32"] = TF32.search(launched.text) is not None
         self.tf32 = self.tf32 or launched.kept["tf32"]
         # Each launch has an order of its own.
         seed = self.seed and self.seed + len(self.launches) + 1

@@ -310,8 +310,9 @@ def _parts(e: Evidence) -> Iterator[Suspect]:
             only.select(axis, i).copy_(grad_out.select(axis, i))
             tensor = e.reference(grad_outs=[only])
             parts.append(torch.zeros_like(e.want).flatten() if tensor is None else tensor.detach().flatten())
-        columns = torch.stack(parts, 1)  # [elements, n]
-        times = torch.linalg.lstsq(columns, e.got.flatten()[:, None]).solution[:, 0].round()
+        # [elements, n], on the CPU: CUDA's driver wants columns that do not depend on each other.
+        columns = torch.stack(parts, 1).cpu()
+        times = torch.linalg.lstsq(columns, e.got.flatten()[:, None].cpu()).solution[:, 0].round()
         wrong = [i for i in range(n) if times[i] != 1]
         if wrong and len({float(times[i]) for i in wrong}) == 1 and abs(float(times[wrong[0]])) <= _MOST_TIMES:
             count = int(times[wrong[0]])
