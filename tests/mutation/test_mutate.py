@@ -23,25 +23,25 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no
 
 @pytest.fixture(scope="module")
 def mutated():
-    return rg.mutate(spec, count=24, seed=1, levels=["python"])
+    return rg.mutate(spec, count=16, seed=1, levels=["python"])
 
 
 def test_every_mutant_has_a_fate_and_the_original_is_back(mutated):
-    assert len(mutated.results) == 24
+    assert len(mutated.results) == 16
     assert {r.fate for r in mutated.results} >= {"differs", "raises"}
     assert all(r.mutant.diff and r.mutant.line for r in mutated.results)
     assert rg.verify(spec, level="quick", only=["oracle"]).verdict == "proved"
 
 
 def test_verify_notices_all_that_differs(mutated):
-    assert len(mutated.differing) >= 10
+    assert len(mutated.differing) >= 7
     assert [r.mutant.diff for r in mutated.survivors("verify")] == []
     assert mutated.score("verify") == 1.0
     assert mutated.exit_code == 0
 
 
 def test_a_seed_draws_the_same_mutants(mutated):
-    again = rg.mutate(spec, count=24, seed=1, levels=["python"], jobs=2)
+    again = rg.mutate(spec, count=16, seed=1, levels=["python"], jobs=2)
     assert [(r.mutant.id, r.fate, r.rarity) for r in again.results] == [
         (r.mutant.id, r.fate, r.rarity) for r in mutated.results
     ]
@@ -51,7 +51,7 @@ def test_a_record_is_read_back_and_shown(mutated, tmp_path):
     assert MutationReport.from_json(mutated.to_json()) == mutated
     report.write(mutated, str(tmp_path / "r.html"), str(tmp_path / "r.txt"))
     assert "mutants of norm" in (tmp_path / "r.html").read_text()
-    assert f"24 mutants of {mutated.candidates} possible" in (tmp_path / "r.txt").read_text()
+    assert f"16 mutants of {mutated.candidates} possible" in (tmp_path / "r.txt").read_text()
 
 
 def test_weak_tests_let_a_lost_weight_pass_and_the_pasted_test_does_not(monkeypatch):
@@ -59,7 +59,7 @@ def test_weak_tests_let_a_lost_weight_pass_and_the_pasted_test_does_not(monkeypa
     (lost,) = lines_of("g = dy * w")
     before = Path(norm_op.__file__).read_text()
     weak = rg.mutate(
-        spec, count=9, functions=["norm_op:input_grad"], lines=lambda file, line: line == lost,
+        spec, count=3, functions=["norm_op:input_grad"], lines=lambda file, line: line == lost,
         tests=f"{sys.executable} -m pytest weak_test_norm.py",
     )  # fmt: skip
     assert Path(norm_op.__file__).read_text() == before
