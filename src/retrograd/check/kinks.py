@@ -23,7 +23,7 @@ from retrograd.check.operators import JUMPING
 from retrograd.check.outputs import as_real, like
 from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import Reference, Results
-from retrograd.check.rounded_runs import alone, moved_runs
+from retrograd.check.rounded_runs import alone, moved_runs, rounded_at_once
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 from retrograd.errors import SpecError
@@ -135,6 +135,12 @@ def _rounded_at_case(
     """
     inputs = bounds is not None
     bounds = bounds or ({}, {})
+    units = (times * tolerance.KINK * u for u in tolerance.units(reference.case.dtype, reference.spec.compute))
+    seed = derive(reference.seed, "flips", 0)
+    if inputs and (batches := rounded_at_once(reference, *units, seed, runs)):
+        for batch in batches:
+            _widen(bounds, batch)
+        return bounds
     for k in range(runs):
         _widen(bounds, alone(reference.run(torch.float64, _rounding(reference, k, times, inputs=inputs))))
     return bounds
@@ -310,12 +316,15 @@ def with_corners(reference: Reference, name: str, moved: torch.Tensor, interval:
     step = 2 * reach(reference, name, reference.inputs()[name])
     places = moved.nonzero(as_tuple=True)
     generator = torch.Generator().manual_seed(derive(reference.seed, "corners", name))
+    shifts = list[dict[str, torch.Tensor]]()
     for signs in itertools.product((1.0, -1.0), repeat=len(places[0])):
         # Of sizes of their own: two that move alike would still be equal, where it is each other that they tie with.
         sizes = 1 - torch.rand(len(signs), generator=generator, dtype=step.dtype) / 2
         shift = torch.zeros_like(step)
         shift[places] = step[places] * (torch.tensor(signs, dtype=step.dtype) * sizes).to(step.device)
-        _widen(bounds, alone(reference.run(torch.float64, reference.exactly(), shift={name: shift})))
+        shifts.append({name: shift})
+    for runs in moved_runs(reference, shifts):
+        _widen(bounds, runs)
     parts = [_rounded_at_case(part, 1.0, ({}, {}), _MANY) for part in _parts(reference)]
     _add_parts(_rounded_at_case(reference, 1.0, bounds, _MANY), *parts)
     return replace(interval, low=bounds[0], high=bounds[1])

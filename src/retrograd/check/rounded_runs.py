@@ -142,6 +142,28 @@ def runs_at_once(reference: Reference) -> bool:
     return reference.batching.allowed and _key(reference) in reference.batching.checked
 
 
+def rounded_at_once(reference: Reference, unit: float, accumulate: float, seed: int, runs: int) -> list[Results]:
+    """Results of so many randomly rounded runs along a first dimension; [] where they can only be made in turn."""
+    if reference.batching.allowed and not reference.tf32:
+        with may_refuse():  # it asks for a value, or refuses these: a single run says so
+            at_once = _at_once(reference)
+            counts = (min(at_once, runs - start) for start in range(0, runs, at_once))
+            return [
+                _batch(reference, unit, accumulate, derive(seed, "batch", number), count, first_order)
+                for number, count in enumerate(counts)
+            ]
+    return []
+
+
+def _at_once(reference: Reference) -> int:
+    """How many runs at once keep within memory; raises what refuses them."""
+    if _key(reference) not in reference.batching.checked:
+        plain = Float64()
+        exact = reference.run(torch.float64, plain)
+        _check_batches(replace(reference, elements=plain.elements), exact)
+    return max(_MOST_AT_ONCE // max(reference.batching.checked[_key(reference)], 1), 1)
+
+
 def moved_runs(
     reference: Reference, shifts: Sequence[dict[str, torch.Tensor]], order: DerivativeOrder = first_order
 ) -> list[Results]:
@@ -151,11 +173,7 @@ def moved_runs(
     """
     if reference.batching.allowed:
         with may_refuse():  # it asks for a value, or refuses these: a single run says so
-            if _key(reference) not in reference.batching.checked:
-                plain = Float64()
-                exact = reference.run(torch.float64, plain)
-                _check_batches(replace(reference, elements=plain.elements), exact)
-            at_once = max(_MOST_AT_ONCE // max(reference.batching.checked[_key(reference)], 1), 1)
+            at_once = _at_once(reference)
             parts = [shifts[start : start + at_once] for start in range(0, len(shifts), at_once)]
             return [_moved_batch(reference, part, order) for part in parts]
     return [alone(reference.run(torch.float64, reference.exactly(), order, shift)) for shift in shifts]
