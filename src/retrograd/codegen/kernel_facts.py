@@ -15,9 +15,10 @@ from typing import Any
 
 from retrograd.codegen import amd, arithmetic, nvidia, ttir
 from retrograd.codegen.compile import Launch, recording
+from retrograd.codegen.kept_code import disassembled
 from retrograd.codegen.schema import Facts
 from retrograd.codegen.targets import Target
-from retrograd.compat.cuda_tools import TOOLS, disassemble
+from retrograd.compat.cuda_tools import TOOLS
 from retrograd.compat.registry import works
 from retrograd.compat.triton_compile import KernelSignature, of_dtype
 
@@ -52,7 +53,7 @@ def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Kerne
     """Read the machine code of a CompiledKernel of Triton's, wherever it was compiled."""
     asm = compiled.asm
     if target.nvidia:
-        parts = nvidia.read(*disassemble(asm["cubin"]), asm["ptx"]) | arithmetic.of_ptx(asm["ptx"])
+        parts = nvidia.read(*disassembled(asm["cubin"]), asm["ptx"]) | arithmetic.of_ptx(asm["ptx"])
         parts["spill_bytes"] = max(parts["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
         parts["pdl"] = bool(getattr(compiled.metadata, "launch_pdl", False))
         if not parts["pdl"]:
