@@ -135,9 +135,10 @@ def _rounded_at_case(
     """
     inputs = bounds is not None
     bounds = bounds or ({}, {})
-    units = (times * tolerance.KINK * u for u in tolerance.units(reference.case.dtype, reference.spec.compute))
+    units = tolerance.units(reference.case.dtype, reference.spec.compute)
+    unit, accumulate = (times * tolerance.KINK * u for u in units)
     seed = derive(reference.seed, "flips", 0)
-    if inputs and (batches := rounded_at_once(reference, *units, seed, runs)):
+    if inputs and (batches := rounded_at_once(reference, unit, accumulate, seed, runs)):
         for batch in batches:
             _widen(bounds, batch)
         return bounds
