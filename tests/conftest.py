@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("RETROGRAD_HOST", "off")
 os.environ.setdefault("RETROGRAD_TAPE", "off")
 torch.set_num_threads(1)  # two cores: small tests lose more to threads than they gain
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do processes that tests start, whose threads wait for each other
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> None:
