@@ -52,7 +52,7 @@ def msda_bwd_kernel(
 
     APART: number of levels, each of which has programs of its own; SEGMENTS are those of one level. 0: all in one.
 
-    Results of point k wait in column k - first of three tiles, which are stored at the ends of segments (see
+    Results of point k wait in column k - first of tiles, which are stored at the ends of segments (see
     `plan.segments`): to store them one by one, each would have to change threads.
     """
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
@@ -63,7 +63,12 @@ def msda_bwd_kernel(
     g = load_rows(grad_out_ptr + samplers[:, None] * C + cols[None, :], there, cols, C)
     READS: tl.constexpr = grad_locations_ptr is not None or grad_weights_ptr is not None
     grad_a = tl.zeros([BLOCK_Q, BLOCK_C], dtype=tl.float32)
+    # Coordinates of 16 bits wait as one integer, a tile of registers less, or sm_100 spills under Triton 3.6.
+    # Those of 32 bits wait apart: as integers of 64 bits they take more registers.
+    COORDINATE: tl.constexpr = locations_ptr.dtype.element_ty
+    HALVES: tl.constexpr = COORDINATE.primitive_bitwidth == 16
     grad_x, grad_y = grad_a, grad_a
+    grad_xy = tl.zeros([BLOCK_Q, BLOCK_C], dtype=tl.int32)
     start = tl.zeros([], dtype=tl.int64)
     end = start
     width, height = start.to(INDEX), start.to(INDEX)
@@ -114,8 +119,12 @@ def msda_bwd_kernel(
                 if grad_locations_ptr is not None:
                     slope_x = tl.fma(ty, d11 - d10, (1 - ty) * (d01 - d00)) * scale_x * a
                     slope_y = tl.fma(tx, d11 - d01, (1 - tx) * (d10 - d00)) * scale_y * a
-                    grad_x = tl.where(here, tl.where(moves_x, slope_x, 0.0)[:, None], grad_x)
-                    grad_y = tl.where(here, tl.where(moves_y, slope_y, 0.0)[:, None], grad_y)
+                    slope_x, slope_y = tl.where(moves_x, slope_x, 0.0), tl.where(moves_y, slope_y, 0.0)
+                    if HALVES:
+                        grad_xy = tl.where(here, pairs(slope_x, slope_y, COORDINATE)[:, None], grad_xy)
+                    else:
+                        grad_x = tl.where(here, slope_x[:, None], grad_x)
+                        grad_y = tl.where(here, slope_y[:, None], grad_y)
             k += 1
         if SEGMENTS[segment][2] > 0:
             wanted = row_mask(there, cols, SEGMENTS[segment][2])
@@ -123,7 +132,8 @@ def msda_bwd_kernel(
             if grad_weights_ptr is not None:
                 tl.store(grad_weights_ptr + index, grad_a.to(grad_weights_ptr.dtype.element_ty), mask=wanted)
             if grad_locations_ptr is not None:
-                store_pairs(grad_locations_ptr, index, grad_x, grad_y, wanted)
+                both = grad_xy if HALVES else pairs(grad_x, grad_y, COORDINATE)
+                tl.store(grad_locations_ptr.to(tl.pointer_type(both.dtype), bitcast=True) + index, both, mask=wanted)
             first = k
 
 
@@ -135,13 +145,12 @@ def add_rows(base, offsets, share, g, rows, cols, C: tl.constexpr):
 
 
 @triton.jit
-def store_pairs(pointer, index, x, y, mask):
-    """Store (x, y) at pairs numbered `index` of `pointer`, each by one store."""
-    dtype: tl.constexpr = pointer.dtype.element_ty
+def pairs(x, y, dtype: tl.constexpr):
+    """(x, y) rounded to `dtype` as integers that one store writes."""
     x, y = x.to(dtype), y.to(dtype)
     if dtype.primitive_bitwidth == 32:
         low, high = x.to(tl.uint32, bitcast=True).to(tl.int64), y.to(tl.uint32, bitcast=True).to(tl.int64)
-        tl.store(pointer.to(tl.pointer_type(tl.int64), bitcast=True) + index, low | (high << 32), mask=mask)
+        return low | (high << 32)
     else:
         low, high = x.to(tl.uint16, bitcast=True).to(tl.int32), y.to(tl.uint16, bitcast=True).to(tl.int32)
-        tl.store(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + index, low | (high << 16), mask=mask)
+        return low | (high << 16)
