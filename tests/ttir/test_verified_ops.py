@@ -107,6 +107,11 @@ def test_so_it_does_where_runs_of_the_reference_cannot_be_made_at_once(rows):
     assert any("grad q[" in text for _, _, text in rows["attention 1.1"]["findings"]), rows["attention 1.1"]
 
 
+def test_scores_by_elements_beside_a_product_of_matrices_allow_for_tf32(rows):
+    assert rows["attention by element 1.0"]["verdict"] == "proved", rows["attention by element 1.0"]
+    assert any("grad q[" in text for _, _, text in rows["attention by element 1.1"]["findings"])
+
+
 def test_gradients_of_outputs_add_up_as_far_as_tf32_goes(rows):
     assert rows["two outputs"]["verdict"] == "proved", rows["two outputs"]
     assert "output-subset" in [kind for _, kind, _ in rows["a dropped output"]["findings"]]

@@ -148,6 +148,11 @@ def attended(factor: float) -> Any:
     return Attention.apply
 
 
+def attention_by_element(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`attention` whose scores are no product of matrices by name, beside one that is."""
+    return mixture((q[:, None] * k).sum(-1), v)
+
+
 def product_and_square(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     y = a @ b
     return y, y.square()
@@ -230,6 +235,12 @@ SHARES = dict(s=rg.tensor("M", "M"), v=rg.tensor("M", "N"))
 HEADS = dict(q=rg.tensor("M", "K"), k=rg.tensor("M", "K", scale=0.3), v=rg.tensor("M", "N"))
 OPS |= {
     f"attention {f}": rg.op(attended(f), attention, HEADS, sizes=dict(M=[1, 2, 40], K=[16, 32], N=[16, 32]))
+    for f in (1.0, 1.1)
+}
+OPS |= {
+    f"attention by element {f}": rg.op(
+        attended(f), attention_by_element, HEADS, sizes=dict(M=[1, 2, 40], K=[16, 32], N=[16, 32])
+    )
     for f in (1.0, 1.1)
 }
 OPS |= {f"mixture {f}": rg.op(mixed(f), mixture, SHARES, sizes=dict(M=(1, 40), N=[16, 64])) for f in (1.0, 1.03)}

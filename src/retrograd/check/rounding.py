@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from retrograd.check import contractions
 from retrograd.check.last_run import LastRun, near
 from retrograd.check.operators import (
     ADDING,
@@ -28,12 +29,11 @@ from retrograd.check.operators import (
     OF_NAN,
     PRODUCTS,
     SMOOTH,
-    WHOLE,
-    WHOLE_SUMS,
     about,
 )
 from retrograd.check.own_mistakes import calls_theirs
 from retrograd.check.rounding_errors import product_error, reduction_error, square
+from retrograd.check.whole_numbers import stays_whole
 from retrograd.compat.torch_dispatch import UnwrappedMode, resolving, tree_leaves, tree_map_only
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
@@ -87,33 +87,6 @@ def _chooses(name: str, args: tuple[Any, ...]) -> bool:
         return any(isinstance(a, str) and a in _CHOICES for a in args)
     place = NORMS.get(name, len(args))
     return len(args) > place and args[place] in (math.inf, -math.inf, 0)
-
-
-def _stays_whole(name: str, out: Any, args: tuple[Any, ...], unit: float) -> bool:
-    """Whether these are sums or products of whole numbers that floats of this unit roundoff hold, in any order."""
-    if name in WHOLE_SUMS:
-        args = tuple(a for a in args if isinstance(a, torch.Tensor))  # others are dimensions
-        terms = max(a.numel() for a in args)
-    elif name in WHOLE:
-        terms = 1
-    else:
-        return False
-    return _whole(out, 1 / unit) and all(_whole(a, 1 / (unit * max(terms, 1))) for a in args)
-
-
-def _whole(value: Any, largest: float) -> bool:
-    """Whether a number, or each of a tensor, is whole and not too large."""
-    if not isinstance(value, torch.Tensor):
-        return isinstance(value, (int, float)) and value % 1 == 0
-    if not value.numel() or not value.is_floating_point() or value.device.type == "meta":
-        return not value.is_complex()
-    # A few numbers say enough of most tensors, and this runs at each addition.
-    if (first := value[(0,) * value.ndim].item()) and first % 1:
-        return False
-    few = value.flatten()[:: value.numel() // 16 + 1].tolist()
-    if any(number % 1 for number in few):
-        return False
-    return bool(((value == value.trunc()) & (value.abs() <= largest)).all())
 
 
 def _size(value: Any) -> Any:
@@ -202,6 +175,7 @@ class Float64(UnwrappedMode):
         self.by_nan: set[str] = set()  # those that decided by a NaN, also kept beside them
         self.unit, self.accumulate, self.products = unit, accumulate, products
         self._multiplying = PRODUCTS | {"mul"} if elementwise else PRODUCTS
+        self._sums = bool(products) and not elementwise  # whether some may be products of matrices by elements
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
         self._place = random.Random(seed).random
 
@@ -267,7 +241,10 @@ class Float64(UnwrappedMode):
             if isinstance(value, torch.Tensor) and value.is_complex():
                 with resolving():  # only where it may matter: it takes 10 us an operator
                     return self._dispatch(func, args, kwargs or {})
-        return self._dispatch(func, args, kwargs or {})
+        out = self._dispatch(func, args, kwargs or {})
+        if self._sums:
+            contractions.note(func, args, kwargs or {}, out)
+        return out
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         operator = about(func)
@@ -285,6 +262,7 @@ class Float64(UnwrappedMode):
         if operator.zeros:
             # Zeros without memory, which the operators below a mode would read all the same.
             func, self.changes = _ATEN.zeros.default, True
+        multiplies = name in self._multiplying or (self._sums and contractions.contracts(name, args, kwargs))
         if self.products and not (operator.exact or operator.returns_alias):
             args = self._of_other_runs(args, name.endswith("_"))
         out, *lifted = _made_lifted(func, name, args, kwargs)
@@ -302,13 +280,13 @@ class Float64(UnwrappedMode):
         exact = (operator.exact or name == "floor_divide") and not adds_up
         if exact or _chooses(name, args) or operator.returns_alias:
             return out if not name.endswith("_") or exact else self._in_place(out)
-        if _stays_whole(name, out, args, self.unit):
+        if stays_whole(name, out, args, self.unit):
             return out
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
             extra = reduction_error(name, out, args, kwargs) if counted and out.numel() else None
-            if self.products and counted and out.numel() and name in self._multiplying:
-                out, extra = self._cut_factors(name, out, args, extra)
+            if self.products and counted and out.numel() and multiplies:
+                out, extra = self._cut_factors(name, out, args, kwargs, extra)
             return self._perturb(out, extra)
         if name in EXACT_RESULTS:
             return tuple(t if i in EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
@@ -324,12 +302,12 @@ class Float64(UnwrappedMode):
             self._inside -= 1
 
     def _cut_factors(
-        self, name: str, out: torch.Tensor, args: Any, extra: torch.Tensor | None
+        self, name: str, out: torch.Tensor, args: Any, kwargs: dict[str, Any], extra: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A product whose factors have fewer bits, and what then adds to its spread."""
-        if not isinstance(args[1], torch.Tensor):
+        if name == "mul" and not isinstance(args[1], torch.Tensor):
             return out, extra
-        coarse = self.products / self.accumulate * product_error(name, out, args)
+        coarse = self.products / self.accumulate * product_error(name, out, args, kwargs)
         # Both factors may be cut towards zero, and then all of a product is too small by up to so much.
         out = out * self._factor_of_runs(out, 2.0 * self.products)
         return out, coarse if extra is None else (square(extra) + square(coarse)).sqrt()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from retrograd.check import contractions
 from retrograd.check.operators import FACTORS, about
 from retrograd.compat.torch_dispatch import UnwrappedMode
 
@@ -17,19 +18,27 @@ _TF32_BITS = -1 << 13  # of a float32, those that tensor cores read
 class Tf32Factors(UnwrappedMode):
     """A run whose products of float32 matrices read 11 bits of each factor, as tensor cores do.
 
-    With `elementwise` so do all products of two tensors, of a formula that multiplies no matrices.
+    With `elementwise` so do all products of two tensors, of a formula that multiplies no matrices. Of another formula
+    the sums that are products of matrices by elements add up terms of 11 bits.
     """
 
     def __init__(self, *, elementwise: bool) -> None:
         super().__init__()
         self._factors = {name: first for name, (_, first) in FACTORS.items()} | {"convolution": 0}
         self._factors |= {"mul": 0} if elementwise else {}
+        self._sums = not elementwise
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        first = self._factors.get(about(func).name)
+        name, kwargs = about(func).name, kwargs or {}
+        if self._sums and contractions.contracts(name, args, kwargs):
+            return func(_cut_to_tf32(args[0]), *args[1:], **kwargs)
+        first = self._factors.get(name)
         if first is not None and all(isinstance(t, torch.Tensor) for t in args[first : first + 2]):
             args = (*args[:first], *map(_cut_to_tf32, args[first : first + 2]), *args[first + 2 :])
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
+        if self._sums:
+            contractions.note(func, args, kwargs, out)
+        return out
 
 
 def _cut_to_tf32(t: torch.Tensor) -> torch.Tensor:
@@ -83,13 +92,16 @@ def reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[str
     return None
 
 
-def product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
+def product_error(name: str, out: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Spread, in units of rounding, of a product of matrices whose elements are rounded: root of the sum of squares.
 
     Both factors of each of the n terms are, so sqrt(2) of the terms' size.
     """
     if name in FACTORS:
         return (2 * _squares_of_terms(name, args)).sqrt()
+    if name in contractions.SUMS:  # of a mean the terms are as much smaller as their number
+        terms = _ATEN.sum.dim_IntList(square(args[0]), *args[1:3], **{k: v for k, v in kwargs.items() if k != "dtype"})
+        return (2 * terms).sqrt() * (out.numel() / args[0].numel() if name == "mean" else 1.0)
     if name == "mul":
         return math.sqrt(2) * out  # noise has no sign
     return math.sqrt(2) * square(out).mean().sqrt().expand(out.shape)

@@ -1,0 +1,89 @@
+"""Which sums are products of matrices that are written by elements, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from retrograd.check.rounding import Float64
+from retrograd.check.rounding_errors import Tf32Factors
+
+
+class _Counting(Float64):
+    """How many sums were taken for products of matrices."""
+
+    count = 0
+
+    def _cut_factors(self, name, *args):
+        self.count += name in ("sum", "mean")
+        return super()._cut_factors(name, *args)
+
+
+def _found(function, *shapes):
+    """How many of a formula's forward and of its backward."""
+    mode = _Counting(2.0**-24, 2.0**-24, products=2.0**-11)
+    inputs = [torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    with mode:
+        out = function(*inputs)
+        forward = mode.count
+        torch.autograd.grad(out, inputs, torch.rand_like(out))
+    return forward, mode.count - forward
+
+
+def _scores(q, k):
+    return (q[:, None] * k).sum(-1)
+
+
+def _decayed_scores(q, k, g):
+    total = g.cumsum(0)
+    return (q[:, None] * k * (total[:, None] - total).exp()).sum(-1) * 0.25
+
+
+def _transposed_scores(q, k):
+    return (-(q.unsqueeze(1) * k.unsqueeze(0)) / 4).transpose(0, 2).mean(0)
+
+
+def _outer_then_sum_of_one(q, k):
+    return (q[:, None] * k).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "found"),
+    [
+        (_scores, [(5, 8), (7, 8)], (1, 2)),
+        (_scores, [(1, 8), (1, 8)], (1, 1)),  # of one step, where the gradient of q adds nothing up
+        (_decayed_scores, [(5, 8), (5, 8), (5, 8)], (1, 4)),  # g is in both of a difference
+        (_transposed_scores, [(5, 8), (7, 8)], (1, 2)),
+    ],
+)
+def test_products_of_matrices_by_elements(function, shapes, found):
+    assert _found(function, *shapes) == found
+
+
+def _norm(x, weight):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def _shares(x, weight):
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True) * weight
+
+
+def _weighted_mean(x, weight):
+    return (x * weight).sum(-1)
+
+
+@pytest.mark.parametrize("function", [_norm, _shares, _weighted_mean, _outer_then_sum_of_one])
+def test_other_sums_stay_as_exact_as_they_are(function):
+    shapes = [(5, 8), (7, 8)] if function is _outer_then_sum_of_one else [(5, 8), (8,)]
+    assert _found(function, *shapes)[0] == 0
+    assert function is _outer_then_sum_of_one or _found(function, *shapes)[1] == 0
+
+
+def test_the_run_in_the_ops_own_precision_cuts_their_terms():
+    torch.manual_seed(0)
+    q, k, w = torch.rand(5, 64), torch.rand(7, 64), torch.rand(64)
+    with Tf32Factors(elementwise=False):
+        got, plain = _scores(q, k), _weighted_mean(q, w)
+    assert 1e-5 < float((got / _scores(q, k) - 1).abs().max()) < 2.0**-10
+    assert torch.equal(plain, _weighted_mean(q, w))
