@@ -1,11 +1,13 @@
 """Versions: the tests that depend on releases of torch, Triton, NumPy, jax and Python, in an environment of their own.
 
-    python tools/versions.py newest [--whole] [pytest's options]   # what the registry has today, without our pins
+    python tools/versions.py newest [--whole | --rotate DAY] [pytest's options]   # without our pins
     python tools/versions.py oldest [--whole] [pytest's options]   # the lower bounds of pyproject.toml
 
 `newest` takes the newest Python here that torch has wheels for, and Triton's warnings are failures: they announce what
 the next release changes. `oldest` takes the lowest release of every direct dependency on the oldest Python. Without
---whole the files in `SENSITIVE` run. Exit code: pytest's, and 1 where an environment cannot be set up.
+--whole the files in `SENSITIVE` run; with --rotate a third of those in `LONGEST`, by the number of the day.
+
+Exit code: pytest's, and 1 where an environment cannot be set up.
 
 PyPI has torch for CUDA alone, 6 GB installed; UV_TORCH_BACKEND=cpu takes the build for CPUs from download.pytorch.org.
 """
@@ -34,6 +36,14 @@ SENSITIVE = (
     "tests/ops/norm/test_rms_norm.py", "tests/ops/norm/test_subclasses.py", "tests/ops/norm/test_dtensor.py",
     "tests/ops/norm/test_wide.py", "tests/ops/msda/test_msda_compile.py", "tests/ops/msda/test_msda_native.py",
     "tests/ops/msda/test_msda_triton.py", "tests/nn", "tests/patch",
+)  # fmt: skip
+# Of these, those that take longest: 60 % of the time of all. Continuous integration runs another third each day.
+LONGEST = (
+    "tests/codegen/test_msda_gate.py", "tests/trace/test_nan_causes.py", "tests/fsdp/test_record_check.py",
+    "tests/fsdp/test_buckets_ranks.py", "tests/trace/test_trace_compiled.py", "tests/graph/test_watch_command.py",
+    "tests/fsdp/test_recipes.py", "tests/fsdp/test_culprit.py", "tests/ops/norm/test_host.py",
+    "tests/ttir/test_races.py", "tests/fsdp/test_record_parallel.py", "tests/ttir/test_verified_ops.py",
+    "tests/fsdp/test_ordered_steps.py", "tests/trace/test_trace_tape.py", "tests/ttir/test_memory_use.py",
 )  # fmt: skip
 # The field for the module is a regular expression here, unlike on pytest's command line.
 STRICT = "error::UserWarning:triton.*"
@@ -91,11 +101,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("which", choices=("newest", "oldest"))
     parser.add_argument("--whole", action="store_true", help="the whole suite instead of what is sensitive to versions")
+    parser.add_argument(
+        "--rotate", type=int, metavar="DAY", help="of the tests that take longest another third each day"
+    )
     options, rest = parser.parse_known_args()
     interpreter = environment(options.which)
     subprocess.run([interpreter, "-m", "retrograd", "env"], check=True)
     strict = ["-o", f"filterwarnings={STRICT}"] if options.which == "newest" else []
     tests = ["tests"] if options.whole else list(SENSITIVE)
+    if options.rotate is not None:
+        rest += [f"--ignore={file}" for at, file in enumerate(LONGEST) if at % 3 != options.rotate % 3]
     command = [interpreter, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *strict, *rest, *tests]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **ANNOUNCED}
     return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode

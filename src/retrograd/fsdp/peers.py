@@ -124,7 +124,7 @@ class Peers:
         "" if nothing was wrong before, and on all but the lowest rank of this machine that is ended: all know the same.
         """
         words = f"{_TERMINATED}, {_after(self.own)}, now at {place}"
-        if ends:
+        if ends and self.own.head.state == RUNNING:
             self.own.say(words, FAILED)
         failed = {r.rank for r in self.readers.values() if r.head.state == FAILED and not _terminated(r)}
         failed.update(self.gone())

@@ -24,7 +24,6 @@ from retrograd.fsdp.rank_conditions import RankConditions
 from retrograd.fsdp.rank_verification import RankVerifier
 from retrograd.fsdp.schema import BESIDE, COMPARED, POINT_TO_POINT, REDUCTIONS, VARYING, Collective, Log, LoggedStep
 from retrograd.fsdp.step_patterns import Journal
-from retrograd.fsdp.termination import Termination
 from retrograd.fsdp.watchdog import Watchdog, to_stderr
 
 ON_CHANGE = ("warn", "raise", "record")
@@ -57,7 +56,6 @@ class CollectiveLog:
         self._thread = threading.get_ident()
         self._failure: BaseException | None = None
         self._watchdog: Watchdog | None = None
-        self._termination = Termination(self._terminated)
         self._ended = False  # an optimizer has ended the step; whether the program says so too is not known yet
         self._verified = False  # by an optimizer, in this step
         self._manual = options["steps"] == "manual"
@@ -92,7 +90,6 @@ class CollectiveLog:
         CollectiveLog._active = self
         self._watchdog = Watchdog(self._ranks, self.options["timeout"], self._tell, lambda: self.on_stalled())
         self._watchdog.start()
-        self._termination.start()
         return self
 
     def stop(self) -> None:
@@ -101,11 +98,10 @@ class CollectiveLog:
             return
         if self._ended:
             self._close()
-        self._termination.stop()
         for undo in reversed(self._undo):
             undo()
         if self._watchdog is not None:
-            self._watchdog.stop()
+            self._watchdog.close()
         if self._peers is not None:
             self._peers.leave(keep=self.folder is not None)
         CollectiveLog._active = None
@@ -147,13 +143,6 @@ class CollectiveLog:
         else:
             self.problems.append("; ".join([f"rank {self.journal.rank} {raised[:200]}", *sentences]))
             error.add_note("; ".join(sentences))
-
-    def _terminated(self) -> None:
-        """SIGTERM has come: tell what this rank knows of the others, if anything was wrong before."""
-        if self._watchdog is not None and self._peers is not None:
-            ends = self._termination.ends
-            if text := self._peers.terminated(*self._watchdog.standing(), ends=ends):
-                self._tell(text)
 
     def step(self) -> None:
         """End a step: with gradient accumulation after each micro-batch or after each update, as you like.

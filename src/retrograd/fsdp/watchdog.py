@@ -16,6 +16,7 @@ from typing import Any
 
 from retrograd.core.program_lines import innermost
 from retrograd.fsdp.rank_verification import RankVerifier, packed, unpacked
+from retrograd.fsdp.termination import Termination
 
 _BEAT = 1.0  # seconds between two signs of life, or a quarter of the timeout
 
@@ -34,11 +35,13 @@ class Watchdog:
         self._main = threading.get_ident()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="retrograd.fsdp.watchdog", daemon=True)
+        self._termination = Termination(self._terminated)
         self._said = 0.0
         self._gone: set[int] = set()
 
     def start(self) -> None:
         self._thread.start()
+        self._termination.start()
 
     def progress(self) -> None:
         """A collective was issued, or a step ended."""
@@ -49,9 +52,17 @@ class Watchdog:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=self.seconds or _BEAT)
 
-    def standing(self) -> tuple[float, str]:
-        """Seconds since the last collective or end of a step, and the line at which the program is."""
-        return time.monotonic() - self.last, self._place()
+    def close(self) -> None:
+        """Stop, and leave SIGTERM as it was."""
+        self._termination.stop()
+        self.stop()
+
+    def _terminated(self) -> None:
+        """SIGTERM has come: tell what this rank knows of the others, if anything was wrong before."""
+        if (verifier := self.verifier()) is not None and verifier.peers is not None:
+            idle = time.monotonic() - self.last
+            if text := verifier.peers.terminated(idle, self._place(), ends=self._termination.ends):
+                self.say(text)
 
     def _watch(self) -> None:
         beat = _BEAT / 2 if self.seconds is None else min(_BEAT, self.seconds / 4)
