@@ -154,7 +154,7 @@ def unrounded(found: codegen.Launch, compiled: object) -> list[str]:
     if found.signature.constants.get("ALIGNED"):
         return []
     if found.target.nvidia:
-        _, code = machine.disassemble(compiled.asm["cubin"])
+        _, code = machine.disassembled(compiled.asm["cubin"])
         fused, apart = r"FFMA[^;]*-0\.5\b", r"FADD[^;]*-0\.5\b"
     else:
         code = compiled.asm["amdgcn"]
