@@ -113,7 +113,9 @@ class Peers:
         end = time.monotonic() + seconds
         while time.monotonic() < end and not any(r.head.state == FAILED or r.gone for r in self.readers.values()):
             time.sleep(0.02)
-        parted = self.compare_all()
+        return self._told(self.compare_all())
+
+    def _told(self, parted: str) -> list[str]:
         last = self.own.last()
         words = states(self.readers.values(), None if last is None else self.own.collective(last).lane)
         return [parted, *(text.replace(parted, "the same") for text in words)] if parted else words
@@ -124,16 +126,20 @@ class Peers:
         "" if nothing was wrong before, and on all but the lowest rank of this machine that is ended: all know the same.
         """
         words = f"{_TERMINATED}, {_after(self.own)}, now at {place}"
-        if ends and self.own.head.state == RUNNING:
-            self.own.say(words, FAILED)
+        parted = self.parted
+        if ends:  # else this may stand in the midst of a comparison, which goes on
+            self._unknown = []  # nothing is asked of a store that the main thread may be waiting for
+            parted = self.compare_all()
+            if self.own.head.state == RUNNING:
+                self.own.say(words, FAILED)
         failed = {r.rank for r in self.readers.values() if r.head.state == FAILED and not _terminated(r)}
         failed.update(self.gone())
-        if not failed and not self.compare_all() and idle < _IDLE:
+        if not failed and not parted and idle < _IDLE:
             return ""
         others = (r.rank for r in self.readers.values() if r.rank not in failed and r.head.state != LEFT)
         if self.own.rank > min(others, default=self.own.rank):
             return ""
-        return "; ".join([f"rank {self.own.rank} {words}", *self.explain(0)])
+        return "; ".join([f"rank {self.own.rank} {words}", *self._told(parted)])
 
     def gone(self) -> list[int]:
         """Ranks that have ended without a word."""

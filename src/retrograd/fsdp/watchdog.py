@@ -36,6 +36,7 @@ class Watchdog:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="retrograd.fsdp.watchdog", daemon=True)
         self._termination = Termination(self._terminated)
+        self._met: RankVerifier | None = None  # asking for it may wait for a store
         self._said = 0.0
         self._gone: set[int] = set()
 
@@ -59,9 +60,9 @@ class Watchdog:
 
     def _terminated(self) -> None:
         """SIGTERM has come: tell what this rank knows of the others, if anything was wrong before."""
-        if (verifier := self.verifier()) is not None and verifier.peers is not None:
+        if self._met is not None and (peers := self._met.peers) is not None:
             idle = time.monotonic() - self.last
-            if text := verifier.peers.terminated(idle, self._place(), ends=self._termination.ends):
+            if text := peers.terminated(idle, self._place(), ends=self._termination.ends):
                 self.say(text)
 
     def _watch(self) -> None:
@@ -70,6 +71,7 @@ class Watchdog:
             verifier = self.verifier()
             if verifier is None:
                 continue
+            self._met = verifier
             try:
                 self._look(verifier, beat)
                 if self.seconds is not None:
