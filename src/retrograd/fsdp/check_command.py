@@ -27,6 +27,7 @@ from retrograd.fsdp.log_diff import LogDiff, diff
 from retrograd.fsdp.peers import first_parting, states
 from retrograd.fsdp.ring_file import RingReader
 from retrograd.fsdp.schema import Log
+from retrograd.runtime import disk_cache
 
 _STOPPED = 70  # exit code of a process that the watchdog ended
 
@@ -119,7 +120,9 @@ def _record(options: dict[str, Any], rank: int) -> None:
     logs = [record_collectives(steps="optimizer", on_change="record", **options)]
 
     def save() -> None:
-        logs[-1].save(path)
+        # Whole or not at all: a thread may be ended while it saves, beside another that does.
+        with disk_cache.replacing(path) as written:
+            logs[-1].save(written)
 
     def stalled(text: str) -> None:
         sys.stderr.write(f"retrograd.fsdp: {text}\n")
