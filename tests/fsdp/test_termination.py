@@ -21,6 +21,7 @@ from retrograd.fsdp.termination import Termination
 told = threading.Event()
 
 def say():
+    time.sleep(0.3)  # whoever comes second, thread or handler, must not end it meanwhile
     os.write(1, b"said ")
     told.set()
 
@@ -32,6 +33,13 @@ IN_PYTHON = END + "time.sleep(60)"
 IN_C = (
     END + "lock = ctypes.create_string_buffer(64); take = ctypes.CDLL(None).pthread_mutex_lock; take(lock); take(lock)"
 )
+# Comes back from C to its handler while the thread is saying it.
+BACK_FROM_C = """
+lock, take = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_timedlock
+until = (ctypes.c_long * 2)(*divmod(time.time_ns() + 150_000_000, 1_000_000_000))
+os.write(1, b"ready ")
+take(lock, until); take(lock, until); time.sleep(60)
+"""
 HANDLE = """
 def own(number, frame):
     os.write(1, b"own ")
@@ -56,12 +64,21 @@ os.write(1, b"child " + str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).
     [
         ("taken.start(); " + IN_PYTHON, "ready said ", -signal.SIGTERM),
         ("taken.start(); " + IN_C, "ready said ", -signal.SIGTERM),
+        ("taken.start()\n" + BACK_FROM_C, "ready said ", -signal.SIGTERM),
         (f"{HANDLE}\ntaken.start(); {IN_PYTHON}", "ready own said ", 3),
         (f"taken.start()\n{HANDLE}\n{IN_PYTHON}", "ready own said ", 3),
         ("taken.start(); taken.stop(); " + IN_PYTHON, "ready ", -signal.SIGTERM),
         (f"{FORK}\n{IN_PYTHON}", f"child -{signal.SIGTERM:d} ready said ", -signal.SIGTERM),
     ],
-    ids=["in Python", "in C", "another's handler", "a handler put over it", "stopped", "a forked process"],
+    ids=[
+        "in Python",
+        "in C",
+        "back from C",
+        "another's handler",
+        "a handler put over it",
+        "stopped",
+        "a forked process",
+    ],
 )
 def test_it_is_said_once_and_ends_as_ever(program, output, code):
     command = [sys.executable, "-c", BEGIN + program]

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_HANDLED = 1.0  # seconds for the main thread to come to its handler, after all is said; else it is in C++
+# Seconds for the main thread to come to its handler, after all is said, else it is in C++; and for all to be said,
+# where another has begun.
+_HANDLED = 1.0
 
 
 class Termination:
@@ -32,7 +34,7 @@ class Termination:
 
     def __init__(self, say: Callable[[], None]) -> None:
         self._say = say
-        self._said = threading.Lock()
+        self._begun, self._said = threading.Lock(), threading.Event()
         self._pid = os.getpid()
         self._taken: Any = None  # our handler, where it stands
         self._pair: tuple[socket.socket, socket.socket] | None = None
@@ -80,8 +82,16 @@ class Termination:
             signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
 
     def _tell(self) -> None:
-        if self._said.acquire(blocking=False) and os.getpid() == self._pid:
-            self._say()
+        """Say it, or wait until the thread, or the handler, that is saying it has done so."""
+        if os.getpid() != self._pid:
+            return
+        if self._begun.acquire(blocking=False):
+            try:
+                self._say()
+            finally:
+                self._said.set()
+        else:
+            self._said.wait(_HANDLED)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         try:
