@@ -73,6 +73,14 @@ def test_what_a_gpu_runs_is_asked_for_its_precision(precision):
     assert not cpu_kernels.tf32()
 
 
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_so_is_what_is_executed_here_beside_a_gpu(precision):
+    """As for the races of kernels that a GPU runs."""
+    with cpu_kernels.executed("cuda"), cpu_kernels.session():
+        verified_ops.multiply(torch.ones(16, 16), torch.ones(16, 16), precision)
+        assert cpu_kernels.tf32() is (precision == "tf32")
+
+
 def test_a_reference_without_products_of_matrices_allows_for_tf32_as_well(rows):
     assert rows["product by element 1.0 tf32"]["verdict"] == "proved", rows["product by element 1.0 tf32"]
 
