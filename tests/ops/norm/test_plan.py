@@ -43,10 +43,17 @@ def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> No
         assert forward.kind is not Kind.TILE or forward.block_n >= n
         for streams, parts in ((2, None), (3, None), (2, 5)):
             backward = plan_backward(rows, n, heads, itemsize, gpu, centered=centered, streams=streams, parts=parts)
-            assert (backward.kind is Kind.TILE) == (next_power_of_2(n) <= BACKWARD_TILE_LIMIT[gpu.backend])
-            # A part without rows would be a row of the buffer that costs traffic and holds only zeros.
-            per_part = {Kind.TILE: backward.block_m, Kind.SLICES: 1, Kind.LOOPED: DW_BLOCK_M}[backward.kind]
-            assert 1 <= backward.parts <= min(ceil_div(rows, per_part), parts or rows)
+            held = next_power_of_2(n) <= BACKWARD_TILE_LIMIT[gpu.backend]
+            twice = held and parts is None and rows <= 128
+            assert (backward.kind is Kind.TWICE) == twice
+            assert (backward.kind is Kind.TILE) == (held and not twice)
+            if twice:
+                assert backward.parts == 0
+                assert backward.programs * backward.block_m >= rows
+            else:
+                # A part without rows would be a row of the buffer that costs traffic and holds only zeros.
+                per_part = {Kind.TILE: backward.block_m, Kind.SLICES: 1, Kind.LOOPED: DW_BLOCK_M}[backward.kind]
+                assert 1 <= backward.parts <= min(ceil_div(rows, per_part), parts or rows)
             assert backward.kind is not Kind.SLICES or backward.slices * backward.slice_n >= n
             for plan in (forward, backward):
                 for field, value in dataclasses.asdict(plan).items():
@@ -65,7 +72,8 @@ def test_how_a_row_is_added_up_does_not_depend_on_the_number_of_rows(n: int, cen
             forward = plan_forward(rows, n, 2, gpu, centered=centered)
             forward = dataclasses.replace(forward, programs=0, loads="", stores="", early=False)
             backward = plan_backward(rows, n, 1, 2, gpu, centered=centered)
-            shapes.add((forward, backward.kind, backward.block_m, backward.block_n,
+            kind = Kind.TILE if backward.kind is Kind.TWICE else backward.kind  # the same tile holds a row
+            shapes.add((forward, kind, backward.block_m, backward.block_n,
                         backward.num_warps, backward.slices, backward.slice_n))  # fmt: skip
         assert len(shapes) == 1
 

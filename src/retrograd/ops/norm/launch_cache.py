@@ -58,11 +58,11 @@ class CompiledLaunch(NamedTuple):
 
 
 class KeptBackward(NamedTuple):
-    """The same of a backward, with its number of partial sums and the kernel that adds them up, if any."""
+    """The same of a backward, with its number of partial sums (None: it has none) and the kernel that adds them up."""
 
     handle: Any
     rest: tuple[Any, ...]
-    parts: int
+    parts: int | None
     finalizer: CompiledLaunch | None
 
 

@@ -195,14 +195,14 @@ struct NormBackward final : Node {
       slots[buffer.slot] = address(parts);
       if (buffer.shape[0] == 2) slots[buffer.slot + 1] = address(parts) + parts.nbytes() / 2;
     }
-    launch(recipe.launches[0], slots, device);
-    if (recipe.launches.size() == 1) return results;
+    const bool alone = recipe.launches.size() == 1;  // then it writes the gradients of weight and bias itself
+    if (!alone) launch(recipe.launches[0], slots, device);
     for (int input : {kWeight, kBias}) {
       if (!needs(input)) continue;
       results[input] = make(vector_shape, static_cast<ScalarType>(dtypes[input]), device);
       slots[9 + input] = address(results[input]);  // 10 and 11
     }
-    launch(recipe.launches[1], slots, device);
+    launch(recipe.launches[alone ? 0 : 1], slots, device);
     return results;
   }
 

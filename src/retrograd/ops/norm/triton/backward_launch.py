@@ -15,6 +15,7 @@ from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel_dw_columns,
     norm_bwd_kernel_dx_looped,
     norm_bwd_kernel_finalize,
+    norm_bwd_kernel_twice,
 )
 from retrograd.ops.norm.triton.backward_sliced import norm_bwd_kernel_slices
 from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
@@ -32,7 +33,7 @@ class RowsKernel(NamedTuple):
     heads: int  # H
     unit: int  # see `unit_of`
     weight_offset: float  # added to the weight
-    atomic: bool  # sums are added to one part
+    add: bool  # sums are added to one part by atomics; TWICE: to the gradients that are there
 
 
 # What may be launched again, and its arguments behind the tensors.
@@ -42,11 +43,24 @@ _Launched = tuple[KernelHandle | None, tuple[Any, ...]]
 def _launch_tiles(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
     """Programs that hold whole rows."""
     rest = (
-        *call.sizes, call.heads, call.unit, call.weight_offset, call.atomic, plan.block_m, plan.block_n,
+        *call.sizes, call.heads, call.unit, call.weight_offset, call.add, plan.block_m, plan.block_n,
         plan.num_stages, gpu.backend is Backend.CUDA, gpu.pdl,
     )  # fmt: skip
     grid, args = (plan.programs, call.heads), (*call.tensors, *rest)
     return launch(norm_bwd_kernel, grid, args, num_warps=plan.num_warps, pdl=gpu.pdl), rest
+
+
+def _launch_twice(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
+    """Programs that hold whole rows, and behind them those that add up columns."""
+    n, block_c = call.sizes[4] * call.unit, plan.finalize_block_n
+    vectors = any(tensor is not None for tensor in call.tensors[-2:])
+    rest = (
+        *call.sizes, call.heads, call.unit, call.weight_offset, call.add, plan.block_m, plan.block_n,
+        plan.finalize_block_p, block_c, gpu.backend is Backend.CUDA, gpu.pdl,
+    )  # fmt: skip
+    grid = (plan.programs + vectors * ceil_div(n, block_c), call.heads)
+    args = (*call.tensors, *rest)
+    return launch(norm_bwd_kernel_twice, grid, args, num_warps=plan.num_warps, pdl=gpu.pdl), rest
 
 
 def _launch_slices(call: RowsKernel, plan: BackwardPlan, _gpu: Gpu) -> _Launched:
@@ -73,14 +87,19 @@ def _launch_walk(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
     if weight_parts is not None or bias_parts is not None:
         columns = ceil_div(sizes[4] * unit, DW_BLOCK_N)
         args = (
-            grad_out, s, mean, rstd, weight_parts, bias_parts, *sizes[:2], *sizes[3:], heads, unit, call.atomic,
+            grad_out, s, mean, rstd, weight_parts, bias_parts, *sizes[:2], *sizes[3:], heads, unit, call.add,
             DW_BLOCK_M, DW_BLOCK_N, pdl,
         )  # fmt: skip
         launch(norm_bwd_kernel_dw_columns, (columns, heads, plan.parts), args, num_warps=4, pdl=pdl)
     return None, ()
 
 
-LAUNCHERS = {Kind.TILE: _launch_tiles, Kind.SLICES: _launch_slices, Kind.LOOPED: _launch_walk}
+LAUNCHERS = {
+    Kind.TILE: _launch_tiles,
+    Kind.SLICES: _launch_slices,
+    Kind.LOOPED: _launch_walk,
+    Kind.TWICE: _launch_twice,
+}
 
 
 def finalize(
@@ -99,17 +118,8 @@ def finalize(
     some = bias_parts if weight_parts is None else weight_parts
     if some is None:
         return (None, None), None
-    shape = wanted.vector_shape(some.shape[1] // wanted.heads)
     into_weight, into_bias = wanted.into_weight, wanted.into_bias
-    weight, bias = into_weight, into_bias
-    if weight_parts is None:
-        weight = None
-    elif weight is None:
-        weight = some.new_empty(shape, dtype=wanted.weight)
-    if bias_parts is None:
-        bias = None
-    elif bias is None:
-        bias = some.new_empty(shape, dtype=wanted.bias)
+    weight, bias = vectors(some, some.shape[1] // wanted.heads, wanted)
     tensors = (weight_parts, bias_parts, weight, bias)
     if finalizer is not None:
         relaunch(finalizer.handle, (*tensors, *finalizer.rest), some.device.index)
@@ -121,7 +131,22 @@ def finalize(
         grid = (ceil_div(columns, tile[1]), 1 if weight_parts is None or bias_parts is None else 2)
         handle = launch(norm_bwd_kernel_finalize, grid, (*tensors, *rest), num_warps=4, pdl=pdl)
         finalizer = CompiledLaunch(handle, rest)
-    return (None if into_weight is not None else weight, None if into_bias is not None else bias), finalizer
+    return handed_out(weight, bias, wanted), finalizer
+
+
+def vectors(like: torch.Tensor, n: int, wanted: WantedGrads) -> Pair:
+    """The gradients of weight and bias to write to: those to add to, or new ones for n columns."""
+    shape = wanted.vector_shape(n)
+    wants = ((wanted.weight, wanted.into_weight), (wanted.bias, wanted.into_bias))
+    weight, bias = (
+        None if dtype is None else like.new_empty(shape, dtype=dtype) if into is None else into for dtype, into in wants
+    )
+    return weight, bias
+
+
+def handed_out(weight: torch.Tensor | None, bias: torch.Tensor | None, wanted: WantedGrads) -> Pair:
+    """What was not added to a gradient that the caller has."""
+    return None if wanted.into_weight is not None else weight, None if wanted.into_bias is not None else bias
 
 
 def unit_of(*sizes: int) -> int:

@@ -22,7 +22,15 @@ from retrograd.ops.norm.plan import (
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import clusters
-from retrograd.ops.norm.triton.backward_launch import LAUNCHERS, Pair, RowsKernel, finalize, unit_of
+from retrograd.ops.norm.triton.backward_launch import (
+    LAUNCHERS,
+    Pair,
+    RowsKernel,
+    finalize,
+    handed_out,
+    unit_of,
+    vectors,
+)
 from retrograd.ops.norm.triton.forward import norm_fwd_kernel, norm_fwd_kernel_looped
 from retrograd.runtime.triton.gpu import Backend
 from retrograd.runtime.triton.launch import gpu_of, launch, on_device_of, relaunch, relaunchable
@@ -129,8 +137,10 @@ def norm_bwd(
         if kept is not None:
             outputs = _outputs(tensors, wanted, kept.parts)
             relaunch(kept.handle, (*tensors, *outputs, *kept.rest), key[0])
-            vectors, _ = finalize(outputs.weight_parts, outputs.bias_parts, wanted, finalizer=kept.finalizer)
-            return _grads(outputs, wanted, vectors)
+            if kept.parts is None:
+                return _grads(outputs, wanted, handed_out(*outputs[2:], wanted))
+            sums, _ = finalize(outputs.weight_parts, outputs.bias_parts, wanted, finalizer=kept.finalizer)
+            return _grads(outputs, wanted, sums)
     return _first_backward(tensors, spec, wanted, plan, key)
 
 
@@ -173,25 +183,30 @@ def _first_backward(
         plan = plan_backward(
             rows // heads, n, heads, itemsize, gpu, centered=spec.centered, streams=streams, parts=spec.parts
         )
-    parts = plan.parts if spec.deterministic or plan.kind is Kind.SLICES else 0
+    twice = plan.kind is Kind.TWICE
+    parts = None if twice else plan.parts if spec.deterministic or plan.kind is Kind.SLICES else 0
     outputs = _outputs(dense, wanted, parts)
     strides = (dense.grad_out.stride(0), dense.s.stride(0), 0 if dense.grad_s is None else dense.grad_s.stride(0))
     unit = unit_of(n, *strides)
     sizes = (*(stride // unit for stride in strides), rows // heads, n // unit)
-    rows_kernel = RowsKernel((*dense, *outputs), sizes, heads, unit, spec.weight_offset, parts == 0)
+    add = parts == 0 or (twice and not wanted.into_weight is wanted.into_bias is None)
+    rows_kernel = RowsKernel((*dense, *outputs), sizes, heads, unit, spec.weight_offset, add)
     with on_device_of(dense.s):
         handle, rest = LAUNCHERS[plan.kind](rows_kernel, plan, gpu)
-        tile = plan.finalize_block_p, plan.finalize_block_n
-        # Behind a kernel that is not launched so itself it takes 0.1 to 0.9 us longer in a graph (H200).
-        pdl = gpu.pdl and plan.kind is not Kind.SLICES
-        vectors, finalizer = finalize(outputs.weight_parts, outputs.bias_parts, wanted, tile=tile, pdl=pdl)
+        if twice:
+            sums, finalizer = handed_out(*outputs[2:], wanted), None
+        else:
+            tile = plan.finalize_block_p, plan.finalize_block_n
+            # Behind a kernel that is not launched so itself it takes 0.1 to 0.9 us longer in a graph (H200).
+            pdl = gpu.pdl and plan.kind is not Kind.SLICES
+            sums, finalizer = finalize(outputs.weight_parts, outputs.bias_parts, wanted, tile=tile, pdl=pdl)
     if finalizer is None or finalizer.handle is not None:
         launch_cache.keep(key, KeptBackward(handle, rest, parts, finalizer))
-    return _grads(outputs, wanted, vectors)
+    return _grads(outputs, wanted, sums)
 
 
 class _Outputs(NamedTuple):
-    """What the kernels over the rows write: gradients [M, N] and partial sums [parts, H * N] float32."""
+    """What the kernels over the rows write: gradients [M, N], partial sums [parts, H * N] float32 or whole ones."""
 
     grad_x: torch.Tensor | None
     grad_residual: torch.Tensor | None  # None where it is grad_x
@@ -199,20 +214,22 @@ class _Outputs(NamedTuple):
     bias_parts: torch.Tensor | None
 
 
-def _outputs(tensors: BackwardTensors, wanted: WantedGrads, parts: int) -> _Outputs:
+def _outputs(tensors: BackwardTensors, wanted: WantedGrads, parts: int | None) -> _Outputs:
     s, rstd = tensors.s, tensors.rstd
     rows, n = s.shape
     own_residual = wanted.residual is not None and wanted.residual != wanted.x
     grad_x = None if wanted.x is None else s.new_empty((rows, n), dtype=wanted.x)
     grad_residual = s.new_empty((rows, n), dtype=wanted.residual) if own_residual else None
+    if parts is None:
+        return _Outputs(grad_x, grad_residual, *vectors(rstd, n, wanted))
     weight_parts = None if wanted.weight is None else _parts(parts, wanted.heads * n, rstd)
     bias_parts = None if wanted.bias is None else _parts(parts, wanted.heads * n, rstd)
     return _Outputs(grad_x, grad_residual, weight_parts, bias_parts)
 
 
-def _grads(outputs: _Outputs, wanted: WantedGrads, vectors: Pair) -> NormGrads:
+def _grads(outputs: _Outputs, wanted: WantedGrads, sums: Pair) -> NormGrads:
     shared = wanted.residual is not None and wanted.residual == wanted.x
-    x, (weight, bias) = outputs.grad_x, vectors
+    x, (weight, bias) = outputs.grad_x, sums
     residual = x if shared else outputs.grad_residual
     return NormGrads(x, weight, bias, residual)
 
@@ -220,11 +237,11 @@ def _grads(outputs: _Outputs, wanted: WantedGrads, vectors: Pair) -> NormGrads:
 def _without_rows(tensors: BackwardTensors, wanted: WantedGrads) -> NormGrads:
     """The gradients over M * N = 0 elements, which no kernel visits."""
     shape = wanted.vector_shape(tensors.s.shape[1])
-    vectors = [
+    weight, bias = [
         None if dtype is None or into is not None else torch.zeros(shape, dtype=dtype, device=tensors.s.device)
         for dtype, into in ((wanted.weight, wanted.into_weight), (wanted.bias, wanted.into_bias))
     ]
-    return _grads(_outputs(tensors, wanted, 1), wanted, (vectors[0], vectors[1]))
+    return _grads(_outputs(tensors, wanted, 1), wanted, (weight, bias))
 
 
 def _dense(tensors: _Tensors) -> _Tensors:
