@@ -77,7 +77,9 @@ def ends_with_what_it_started(start, pid):
 
 def test_what_never_ends_is_ended_with_all_that_it_started(tmp_path):
     # Popen's own block would wait for it.
-    assert ends_with_what_it_started(lambda command: contextlib.nullcontext(subprocess.Popen(command)), tmp_path / "pid")
+    assert ends_with_what_it_started(
+        lambda command: contextlib.nullcontext(subprocess.Popen(command)), tmp_path / "pid"
+    )
 
 
 def test_what_it_started_in_another_group_ends_with_it(tmp_path):
