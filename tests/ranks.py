@@ -23,7 +23,7 @@ PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distribu
 
 
 class Ranks:
-    """The processes of a group; started once, since each imports torch.
+    """The processes of a group; started once, since that takes seconds.
 
     Args:
         size: how many.
