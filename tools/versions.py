@@ -5,7 +5,8 @@
 
 `newest` takes the newest Python here that torch has wheels for, and Triton's warnings are failures: they announce what
 the next release changes. `oldest` takes the lowest release of every direct dependency on the oldest Python. Without
---whole the files in `SENSITIVE` run; with --rotate a third of those in `LONGEST`, by the number of the day.
+--whole the files in `SENSITIVE` run and none in `TEXTS`; with --rotate a third of those in `LONGEST`, by the number of
+the day.
 
 Exit code: pytest's, and 1 where an environment cannot be set up.
 
@@ -37,13 +38,23 @@ SENSITIVE = (
     "tests/ops/norm/test_wide.py", "tests/ops/msda/test_msda_compile.py", "tests/ops/msda/test_msda_native.py",
     "tests/ops/msda/test_msda_triton.py", "tests/nn", "tests/patch",
 )  # fmt: skip
-# Of these, those that take longest: 60 % of the time of all. Continuous integration runs another third each day.
+# Of these folders, what reads texts and our own source: no framework takes part, and of another Python --whole tells.
+TEXTS = (
+    "tests/compat/test_rooms.py", "tests/graph/test_causes_in_order.py", "tests/graph/test_compilations.py",
+    "tests/graph/test_diff.py", "tests/graph/test_follow.py", "tests/graph/test_keys.py",
+    "tests/graph/test_read_damaged.py", "tests/graph/test_read_files.py", "tests/graph/test_read_hlo.py",
+    "tests/graph/test_read_jaxpr.py", "tests/graph/test_replaced_causes.py", "tests/graph/test_watch_lock.py",
+)  # fmt: skip
+# Of these, those that take longest: most of the time of all. Continuous integration runs another third each day.
 LONGEST = (
     "tests/codegen/test_msda_gate.py", "tests/trace/test_nan_causes.py", "tests/fsdp/test_record_check.py",
     "tests/fsdp/test_buckets_ranks.py", "tests/trace/test_trace_compiled.py", "tests/graph/test_watch_command.py",
     "tests/fsdp/test_recipes.py", "tests/fsdp/test_culprit.py", "tests/ops/norm/test_host.py",
     "tests/ttir/test_races.py", "tests/fsdp/test_record_parallel.py", "tests/ttir/test_verified_ops.py",
     "tests/fsdp/test_ordered_steps.py", "tests/trace/test_trace_tape.py", "tests/ttir/test_memory_use.py",
+    "tests/codegen/test_examined.py", "tests/codegen/test_recompilation.py", "tests/graph/test_mechanical_edits.py",
+    "tests/trace/test_trace_diff_command.py", "tests/codegen/test_facts.py", "tests/graph/test_watch_plugin.py",
+    "tests/trace/test_trace_terminated.py", "tests/ttir/test_tuned_ops.py", "tests/fsdp/test_record_logs.py",
 )  # fmt: skip
 # The field for the module is a regular expression here, unlike on pytest's command line.
 STRICT = "error::UserWarning:triton.*"
@@ -108,7 +119,7 @@ def main() -> int:
     interpreter = environment(options.which)
     subprocess.run([interpreter, "-m", "retrograd", "env"], check=True)
     strict = ["-o", f"filterwarnings={STRICT}"] if options.which == "newest" else []
-    tests = ["tests"] if options.whole else list(SENSITIVE)
+    tests = ["tests"] if options.whole else [*SENSITIVE, *(f"--ignore={file}" for file in TEXTS)]
     if options.rotate is not None:
         rest += [f"--ignore={file}" for at, file in enumerate(LONGEST) if at % 3 != options.rotate % 3]
     command = [interpreter, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *strict, *rest, *tests]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # an optimizer does, else in each rank that is forked
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from retrograd.core import gc_pause
 from retrograd.ttir.atomics import UPDATES, bitwise_equal, update_in_turns
 from retrograd.ttir.element_types import Array, ElementType
 from retrograd.ttir.faults import FaultList
@@ -293,15 +291,10 @@ class Memory(AccessFaults):
             unknown = unknown[(unknown < storage.start) | (unknown + size > storage.end)]
         if not len(unknown):
             return
-        for thing in gc_pause.objects():
-            if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided:
-                memory = thing.untyped_storage()
-                start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
-                if thing.device.type == "cpu" and ((unknown >= start) & (unknown < end)).any():
-                    self._storages.append(self._learned.add(thing))
-                    for notify in self.on_learning:
-                        notify(self._storages[-1])
-                    unknown = unknown[(unknown < start) | (unknown >= end)]
+        for storage in self._learned.behind(unknown):
+            self._storages.append(storage)
+            for notify in self.on_learning:
+                notify(storage)
         self._mark_shadows()
 
     def _touch(
