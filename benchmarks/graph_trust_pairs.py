@@ -14,6 +14,7 @@ from typing import Any
 Options = dict[str, Any]
 Texts = dict[str, str]  # of one variant, by what is appended to its name
 Pair = tuple[str, Callable, Options, Options, str]
+SAME = "same"  # expected of a pair that computes the same
 
 
 def called(program: Callable, options: Options) -> Texts:
@@ -39,6 +40,7 @@ def write(folder: Path, pairs: list[Pair], texts: Callable[[Callable, Options], 
             # Optimised text leaves out the numbers of arrays.
             hidden = kind == "opt.txt" and cause.startswith("constant")
             verdict, told = ("cannot tell", "left out") if hidden else ("different", cause)
+            verdict = "same" if cause == SAME else verdict
             table.append(
                 f'[[pair]]\nname = {json.dumps(f"{name}, {kind}")}\na = "{files[0]}"\nb = "{files[1]}"\n'
                 f"verdict = \"{verdict}\"\ncause = '{told}'\n"
