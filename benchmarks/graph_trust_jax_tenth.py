@@ -146,7 +146,7 @@ def student(o: Options) -> tuple:
         g = jax.grad(loss)(p)
         p = jax.tree.map(lambda w, d: w - o["lr"] * d, p, g)
         teacher = jax.tree.map(lambda t, w: o["keep"] * t + (1 - o["keep"]) * w, teacher, p)
-        return p, teacher, 0.9 * centre + 0.1 * said.mean(o["axis"])
+        return p, teacher, o["centre"] * centre + (1 - o["centre"]) * said.mean(0)
 
     x = struct(4, 8, 8, 2)
     p = jax.eval_shape(net.init, jax.random.key(0), x)
@@ -317,7 +317,7 @@ DEFAULTS: dict[Callable, Options] = {
     scanned: dict(causal=True, act=jax.nn.silu, shift=-1.5, reverse=False, skip=True, remat=False, clip=0.7, lr=0.003,
                   b1=0.9, decay=0.02, eps=1e-5, ignored=0, layers=2, donate=()),
     student: dict(widths=(4, 6), padding="SAME", split=1, act=nn.gelu, eps=1e-5, weighted=False, unit=False, sharp=0.05,
-                  stopped=True, warm=0.15, lr=0.04, keep=0.99, axis=0),
+                  stopped=True, warm=0.15, lr=0.04, keep=0.99, centre=0.9),
     bodies: dict(radius=0.6, stiff=40.0, floor=70.0, gain=1.4, gravity=9.81, dt=0.02, drag=0.97, symplectic=True,
                  cost=0.03, steps=6, unroll=1, gamma=0.95, lr=0.05),
     written: dict(scale=0.35, window=0, hidden=-1e9, greedy=False, most=4, temperature=0.8, steps=5, room=12, kept=F32,
@@ -346,7 +346,7 @@ PAIRS: list[Pair] = [
     ("student eps", student, {}, {"eps": 1e-3}, r"1e-05 -> 0\.001"),
     ("student weight norm", student, {}, {"weighted": True}, r"\+ .*parameter|scale|WeightNorm"),
     ("student keep", student, {}, {"keep": 0.996}, r"0\.99 -> 0\.996|0\.01.* -> 0\.004"),
-    ("student axis", student, {}, {"axis": -1}, r"dimensions|reduce|parameter|axis|output"),
+    ("student centre", student, {}, {"centre": 0.8}, r"0\.9 -> 0\.8|0\.1.* -> 0\.2"),
     ("bodies explicit", bodies, {}, {"symplectic": False}, r"operand|reads|add|multiply"),
     ("bodies unrolled", bodies, {}, {"unroll": 2}, r"6 -> 3 steps|unroll|steps"),
     ("bodies floor", bodies, {}, {"floor": 90.0}, r"70 -> (?:-)?90|-70 -> -90"),

@@ -183,7 +183,7 @@ PAIRS: list[Pair] = [
     ("kernels general", kernels, {}, {"generalized_attention": True}, r"relu|exp|- |replaced"),
     ("kernels features", kernels, {}, {"nb_features": 8}, r"6.* -> .*8"),
     ("kernels bias", kernels, {}, {"qkv_bias": True}, r"\+ .*parameter|bias|addmm|add"),
-    ("softly slots", softly, {}, {"num_slots": 2}, r"parameter .*3.* -> .*2"),
+    ("softly slots", softly, {}, {"seq_len": None, "num_slots": 2}, r"parameter .*3.* -> .*2"),
     ("softly gated", softly, {}, {"geglu": True}, r"parameter|chunk|mul|split|gelu"),
     ("temporal acausal", temporal, {}, {"causal": False}, r"pad"),
     ("temporal norm", temporal, {}, {"use_norm": "layer_norm"}, r"weight_norm|layer_norm|norm|parameter"),
