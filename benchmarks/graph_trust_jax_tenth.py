@@ -235,7 +235,7 @@ def stages(o: Options) -> tuple:
         first = jnp.zeros(x.shape[1:], x.dtype)
         _, outs = jax.lax.scan(turn, first, jnp.arange(count + 3))
         kept = jnp.where(index == 3, outs[3:], 0.0)
-        return jax.lax.psum(kept, "s") if o["summed"] else jax.lax.pmax(kept, "s")
+        return jax.lax.psum(kept, "s") if o["summed"] else jax.lax.pmean(kept, "s")
 
     part = jax.shard_map(run, mesh=mesh, in_specs=(P("s"), P()), out_specs=P(), check_vma=False)
 
@@ -360,7 +360,7 @@ PAIRS: list[Pair] = [
     ("stages hop", stages, {}, {"hop": 3}, r"source_target|pairs|permute"),
     ("stages residual", stages, {}, {"residual": False}, r"- .*add|add"),
     ("stages compute", stages, {}, {"compute": BF16}, r"bf16|convert"),
-    ("stages greatest", stages, {}, {"summed": False}, r"all-reduce|maximum|to_apply|replaced"),
+    ("stages mean", stages, {}, {"summed": False}, r"\+ .*(?:divide|multiply)|divide|multiply|0\.25|4"),
     ("field wave", field, {}, {"wave": 2.2}, r"2\.89.* -> 4\.84|1\.7 -> 2\.2"),
     ("field residual", field, {}, {"residual": True}, r"\+ .*add|add"),
     ("field sum", field, {}, {"over": jnp.sum}, r"divide|multiply|12 -|4|constant|mean|- "),
