@@ -22,9 +22,10 @@ from retrograd.graph.diffing import (
     remat,
     reordered,
 )
-from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, merged, reshapes
+from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, reshapes
 from retrograd.graph.diffing.correspondence import Matching, Places
 from retrograd.graph.diffing.matching import in_order, is_nothing, match, places_of
+from retrograd.graph.diffing.merging import merged
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.form import Form

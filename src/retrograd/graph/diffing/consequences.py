@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 
 from retrograd.graph.diffing.literals import same_in
@@ -32,6 +32,7 @@ _WIDE = frozenset({"f32", "f64", "s32", "u32", "s64", "pred"})  # what a program
 _BROUGHT = re.compile(r", with (\d+) (?:new )?parameter")
 _COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default", "copy", "bitcast"})
 _COUNT = re.compile(r"(?:[+-] )?(?:\d+ x )?")
+_KEYS = re.compile(r"(?:\d+ x )?slice u32\[(?:\d+,)+2\] ")  # of a random key, two words each
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
 _CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
 _MOVED = COMPILES_AGAIN | {"parameter_moved", "output_moved"}
@@ -62,6 +63,8 @@ def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
         _of_others,
         _of_copies,
         _of_remat,
+        _of_keys,
+        _of_lengths,
         _of_sizes,
         _of_arguments,
         _of_dtypes,
@@ -72,56 +75,6 @@ def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
         dropped += sum(placed.cause.count for placed in kept if id(placed) in follows)
         kept = [placed for placed in kept if id(placed) not in follows]
     return kept, dropped
-
-
-def merged(causes: Iterable[Placed]) -> list[Cause]:
-    """Equal sentences as one cause: "constant 1 -> 2, in the body of while.3 and 4 more places"."""
-    groups: dict[tuple[str, str, str], list[Placed]] = {}
-    for placed in causes:
-        groups.setdefault((placed.cause.kind, placed.cause.what, placed.cause.where), []).append(placed)
-    result: list[Placed] = []
-    for alike in groups.values():
-        first, places = alike[0].cause, list(dict.fromkeys(p.within for p in alike if p.within))
-        text = f"in {places[0]}: {first.what}" if places else first.what
-        if len(alike) > 1:
-            text += f", and in {len(alike) - 1} more computation{'s' * (len(alike) > 2)}"
-        names_a, names_b = (
-            tuple(n for own in sides for n in own) for sides in ([p.cause.a for p in alike], [p.cause.b for p in alike])
-        )
-        total = sum(p.cause.count for p in alike)
-        cause = replace(first, what=text, a=names_a, b=names_b, count=total)
-        result.append(Placed(cause, changes=tuple(change for p in alike for change in p.changes)))
-    return _in_proportion(result)
-
-
-def _in_proportion(causes: list[Placed]) -> list[Cause]:
-    """Constants that became another number by one factor, or its inverse, as one cause: 0.1 -> 0.2, and 10 -> 5."""
-    ratios: list[tuple[float, int]] = []  # of the causes that lead, and where they stand in the result
-    result: list[Cause] = []
-    for placed in causes:
-        cause, ratio = placed.cause, _ratio(placed)
-        lead = next((k for other, k in ratios if ratio and (_close(other, ratio) or _close(other * ratio, 1.0))), -1)
-        if lead >= 0:
-            first, text = result[lead], cause.what.removeprefix("constant ")
-            text = f"{first.what}; in proportion {text}"
-            sides = first.a + cause.a, first.b + cause.b
-            result[lead] = replace(first, what=text, a=sides[0], b=sides[1], count=first.count + cause.count)
-            continue
-        if ratio:
-            ratios.append((ratio, len(result)))
-        result.append(cause)
-    return result
-
-
-def _ratio(placed: Placed) -> float:
-    """By which factor all constants of a cause became others; 0 if there is none."""
-    if placed.cause.kind != "constant_changed" or not placed.changes:
-        return 0.0
-    pairs = [_differing(before, after) for before, after in placed.changes]
-    if any(len(own) != 1 or not own[0][0] for own in pairs):
-        return 0.0
-    ratios = [own[0][1] / own[0][0] for own in pairs]
-    return ratios[0] if all(_close(ratio, ratios[0]) for ratio in ratios) else 0.0
 
 
 def _of_calls(causes: list[Placed]) -> Iterator[Placed]:
@@ -212,12 +165,12 @@ def _of_others(causes: list[Placed]) -> Iterator[Placed]:
 
 
 def _scalars(placed: Placed) -> list[tuple[float, float]]:
-    pairs = [_differing(before, after) for before, after in placed.changes]
+    pairs = [differing(before, after) for before, after in placed.changes]
     return [own[0] for own in pairs if len(own) == 1]
 
 
 def _same(x: float, y: float) -> bool:
-    return x == y or _close(x, y)
+    return x == y or close(x, y)
 
 
 def _of_copies(causes: list[Placed]) -> Iterator[Placed]:
@@ -258,9 +211,24 @@ def _part_of(cause: Cause, remat: Cause) -> bool:
     return remat.kind == "remat_changed" and not {*cause.a, *cause.b}.isdisjoint({*remat.a, *remat.b})
 
 
+def _of_keys(causes: list[Placed]) -> Iterator[Placed]:
+    """Which of the keys of a split is drawn from, where something that may have drawn comes or goes."""
+    if any(p.cause.kind.startswith("instruction") for p in causes):
+        yield from (p for p in causes if p.cause.kind == "attribute_changed" and _KEYS.match(p.cause.what))
+
+
+def _of_lengths(causes: list[Placed]) -> Iterator[Placed]:
+    """Numbers of steps that differ in several ways, by as much as the sizes of what the program is given."""
+    loops = [p for p in causes if p.cause.kind == "loop_changed"]
+    sizes = {pair for p in _reshaped_parameters(causes) for change in p.changes for pair in _sizes(*change)}
+    pairs = [pair for p in loops for pair in differing(*_sides(p.cause.what))]
+    if len(loops) > 1 and sizes and all(_explained(pair, sizes) for pair in pairs):
+        yield from loops
+
+
 def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
     """Shapes, sizes and constants that are to each other as the numbers of steps, or the sizes of parameters."""
-    steps = {pair for p in causes if p.cause.kind == "loop_changed" for pair in _differing(*_sides(p.cause.what))}
+    steps = {pair for p in causes if p.cause.kind == "loop_changed" for pair in differing(*_sides(p.cause.what))}
     arguments = _arguments(causes)
     shaped = _reshaped_parameters(causes)
     shaped = shaped or sorted((p for p in causes if reshapes(p)), key=lambda p: (bool(p.within), p.position))[:1]
@@ -270,7 +238,7 @@ def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
         follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
         follows = follows and placed.within.startswith(within)
         if follows and sizes and placed not in arguments and (steps or placed not in shaped):
-            pairs = [pair for before, after in placed.changes for pair in _differing(before, after)]
+            pairs = [pair for before, after in placed.changes for pair in differing(before, after)]
             if pairs and all(_explained(pair, sizes) for pair in pairs):
                 yield placed
 
@@ -295,7 +263,7 @@ def _arguments(causes: list[Placed]) -> list[Placed]:
         for p in causes
         if p.cause.kind == "attribute_changed"
         and any("_backward" in name for name in operations_of(p.cause.what))
-        and any(pair not in sizes for before, after in p.changes for pair in _differing(before, after))
+        and any(pair not in sizes for before, after in p.changes for pair in differing(before, after))
     ]
 
 
@@ -333,7 +301,7 @@ def _sides(text: str) -> tuple[str, str]:
     return _NUMBER.findall(before)[-1], _NUMBER.findall(after)[0]
 
 
-def _differing(before: str, after: str) -> list[tuple[float, float]]:
+def differing(before: str, after: str) -> list[tuple[float, float]]:
     """The numbers in which two texts differ; one that nothing explains if they differ in more."""
     if _NUMBER.sub("#", before) != _NUMBER.sub("#", after):
         return [(0.0, 1.0)]
@@ -344,15 +312,15 @@ def _differing(before: str, after: str) -> list[tuple[float, float]]:
 def _explained(pair: tuple[float, float], sizes: set[tuple[float, float]]) -> bool:
     x, y = pair
     return any(
-        _close(x * new, y * old)
-        or _close(x * old, y * new)
+        close(x * new, y * old)
+        or close(x * old, y * new)
         # One more or less than a size, or what a size leaves of another: 12 - 10 -> 12 - 8.
         or (x.is_integer() and y.is_integer() and abs(y - x) == abs(new - old))
         for old, new in sizes
     )
 
 
-def _close(x: float, y: float) -> bool:
+def close(x: float, y: float) -> bool:
     return abs(x - y) <= _ROUNDING * max(abs(x), abs(y)) and x != 0
 
 

@@ -32,6 +32,9 @@ _CODES = {
     "f16": "e", "f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q", "u8": "B", "u16": "H",
     "u32": "I", "u64": "Q", "pred": "?",
 }  # fmt: skip
+_LOSS = re.compile(r"aten\.(?:(?:smooth_l1|huber|mse|soft_margin|nll)_loss|binary_cross_entropy)")
+_REDUCTION = re.compile(r"[(,] ?([012])(?=[,)])")  # the first whole number of the arguments
+_REDUCTIONS = ("none", "mean", "sum")
 _WIDEST_NUMBER = 20
 _FEW_DIGITS = 4  # that a person writes
 _ROUNDING = {"f32[]": 2.0**-22, "f64[]": 2.0**-51}  # of four operations
@@ -156,5 +159,21 @@ def added_part(names: Iterable[str], others: Iterable[str]) -> str:
 
 
 def rounded(text: str) -> str:
-    """A text with the numbers that arithmetic made long as people write them: 0.1 for 0.09999999999999998."""
-    return _LONG.sub(lambda m: f"{float(m[0]):.12g}", text)
+    """A text with the numbers that arithmetic made long as people write them: 0.1 for 0.09999999999999998.
+
+    So are those that were rounded to float32 on the way: 0.8 for 0.7999999970197678.
+    """
+    return _LONG.sub(lambda m: _few(float(m[0])), text)
+
+
+def _few(value: float) -> str:
+    few = f"{value:.{_FEW_DIGITS}g}"
+    return few if isclose(float(few), value, rel_tol=_ROUNDING["f32[]"]) else f"{value:.12g}"
+
+
+def reduction(operation: str, before: str, after: str) -> str:
+    """How a loss is reduced, in words, where that changed: ATen has it as a number, and does not print the mean."""
+    if not _LOSS.match(operation):
+        return ""
+    names = [_REDUCTIONS[int(m[1])] if (m := _REDUCTION.search(text)) else "mean" for text in (before, after)]
+    return f" (reduction {names[0]} -> {names[1]})" if names[0] != names[1] else ""

@@ -15,6 +15,7 @@ from retrograd.graph.schema import Cause
 
 _FOR_USERS = frozenset({"broadcast", "broadcast-in-dim"})
 _REGIONS = frozenset({"instruction_inserted", "instruction_removed", "instruction_replaced"})
+_TURNS = frozenset({"bitcast", "copy", "reverse", "transpose"})
 _NEXT = 1e-9  # behind another cause, before what stands behind that one
 _FEWEST = 3  # different operations of a region that no number explains
 _FARTHEST = 64  # operations between a number and a region that it leads into
@@ -56,14 +57,26 @@ def _computed(half: Half, nodes: list[int]) -> list[int]:
 
 
 def _position(half: Half, node: int) -> float:
-    """A literal, and what is made for one use, stands behind the operation that uses it, a parameter before it."""
+    """A literal, and what is made for one use, stands behind the operation that uses it, a parameter before it.
+
+    So does a weight that is turned around: XLA does it at any time before.
+    """
     form = half.form
     if node in form.literals:
         users, behind = list(half.readers(node)), 0.5
     else:
-        early = form.numbers[node] >= 0 or form.labels[node][0] in _FOR_USERS
-        users, behind = half.users[node] if early else [], -0.5 if form.numbers[node] >= 0 else 0.5
+        given = _is_given(half, node)
+        users = half.users[node] if given or form.labels[node][0] in _FOR_USERS else []
+        behind = -0.5 if given else 0.5
     return (min(users) + behind if users else node) / len(form)
+
+
+def _is_given(half: Half, node: int) -> bool:
+    """Is this a parameter, turned around or not?"""
+    form = half.form
+    while form.labels[node][0] in _TURNS and form.operands[node]:
+        node = form.operands[node][0]
+    return form.numbers[node] >= 0
 
 
 def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[tuple[int, int]]:

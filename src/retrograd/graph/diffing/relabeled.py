@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
-from retrograd.graph.diffing.literals import array_change, changed, parameter_name, rounded, shown
+from retrograd.graph.diffing.literals import array_change, changed, parameter_name, reduction, rounded, shown
 from retrograd.graph.diffing.side_by_side import View, shapes
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
@@ -174,7 +174,8 @@ def _change_text(view: View, a: int, b: int, kind: str) -> tuple[str, str, str]:
         left, right = attrs_a, attrs_b
     if max(len(left), len(right)) > _WIDEST:
         left, right = _inner(left, right)
-    return op_a, shortened(left, _WIDEST) or "(none)", shortened(right, _WIDEST) or "(none)"
+    right = f"{shortened(right, _WIDEST) or '(none)'}{reduction(op_a, attrs_a, attrs_b)}"
+    return op_a, shortened(left, _WIDEST) or "(none)", right
 
 
 def _inner(left: str, right: str) -> tuple[str, str]:

@@ -1,0 +1,59 @@
+"""Causes said once: those that stand in several computations, and numbers that changed in proportion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from retrograd.graph.diffing.consequences import Placed, close, differing
+from retrograd.graph.schema import Cause
+
+
+def merged(causes: Iterable[Placed]) -> list[Cause]:
+    """Equal sentences as one cause: "constant 1 -> 2, in the body of while.3 and 4 more places"."""
+    groups: dict[tuple[str, str, str], list[Placed]] = {}
+    for placed in causes:
+        groups.setdefault((placed.cause.kind, placed.cause.what, placed.cause.where), []).append(placed)
+    result: list[Placed] = []
+    for alike in groups.values():
+        first, places = alike[0].cause, list(dict.fromkeys(p.within for p in alike if p.within))
+        text = f"in {places[0]}: {first.what}" if places else first.what
+        if len(alike) > 1:
+            text += f", and in {len(alike) - 1} more computation{'s' * (len(alike) > 2)}"
+        names_a, names_b = (
+            tuple(n for own in sides for n in own) for sides in ([p.cause.a for p in alike], [p.cause.b for p in alike])
+        )
+        total = sum(p.cause.count for p in alike)
+        cause = replace(first, what=text, a=names_a, b=names_b, count=total)
+        result.append(Placed(cause, changes=tuple(change for p in alike for change in p.changes)))
+    return _in_proportion(result)
+
+
+def _in_proportion(causes: list[Placed]) -> list[Cause]:
+    """Constants that became another number by one factor, or its inverse, as one cause: 0.1 -> 0.2, and 10 -> 5."""
+    ratios: list[tuple[float, int]] = []  # of the causes that lead, and where they stand in the result
+    result: list[Cause] = []
+    for placed in causes:
+        cause, ratio = placed.cause, _ratio(placed)
+        lead = next((k for other, k in ratios if ratio and (close(other, ratio) or close(other * ratio, 1.0))), -1)
+        if lead >= 0:
+            first, text = result[lead], cause.what.removeprefix("constant ")
+            text = f"{first.what}; in proportion {text}"
+            sides = first.a + cause.a, first.b + cause.b
+            result[lead] = replace(first, what=text, a=sides[0], b=sides[1], count=first.count + cause.count)
+            continue
+        if ratio:
+            ratios.append((ratio, len(result)))
+        result.append(cause)
+    return result
+
+
+def _ratio(placed: Placed) -> float:
+    """By which factor all constants of a cause became others; 0 if there is none."""
+    if placed.cause.kind != "constant_changed" or not placed.changes:
+        return 0.0
+    pairs = [differing(before, after) for before, after in placed.changes]
+    if any(len(own) != 1 or not own[0][0] for own in pairs):
+        return 0.0
+    ratios = [own[0][1] / own[0][0] for own in pairs]
+    return ratios[0] if all(close(ratio, ratios[0]) for ratio in ratios) else 0.0
