@@ -3,7 +3,8 @@
     python benchmarks/graph_trust_jax_eleventh.py FOLDER    # needs jax, flax and optax
 
 For `graph_trust.py`, each pair three times: HLO, optimised HLO, StableHLO. Programs, changes and what is expected were
-written, and frozen in a commit, before any result of the tenth set, and measured once, after what that showed was mended.
+written, and frozen in a commit, before any result of the tenth set, and measured once, after what that showed was
+mended.
 """
 
 from __future__ import annotations

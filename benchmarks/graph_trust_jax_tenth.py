@@ -1,4 +1,4 @@
-"""Pairs of programs of s2fft and jax-cfd, of fields, scans, rigid bodies, self-distillation, contrast, caches and pipelines.
+"""Pairs of programs of s2fft and jax-cfd, of fields, scans, bodies, self-distillation, contrast, caches and pipelines.
 
     python benchmarks/graph_trust_jax_tenth.py FOLDER    # needs jax, s2fft, jax-cfd, flax and optax
 

@@ -65,13 +65,13 @@ def _position(half: Half, node: int) -> float:
     if node in form.literals:
         users, behind = list(half.readers(node)), 0.5
     else:
-        given = _is_given(half, node)
-        users = half.users[node] if given or form.labels[node][0] in _FOR_USERS else []
-        behind = -0.5 if given else 0.5
+        parameter = _is_parameter(half, node)
+        users = half.users[node] if parameter or form.labels[node][0] in _FOR_USERS else []
+        behind = -0.5 if parameter else 0.5
     return (min(users) + behind if users else node) / len(form)
 
 
-def _is_given(half: Half, node: int) -> bool:
+def _is_parameter(half: Half, node: int) -> bool:
     """Is this a parameter, turned around or not?"""
     form = half.form
     while form.labels[node][0] in _TURNS and form.operands[node]:
