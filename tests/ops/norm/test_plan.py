@@ -44,7 +44,7 @@ def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> No
         for streams, parts in ((2, None), (3, None), (2, 5)):
             backward = plan_backward(rows, n, heads, itemsize, gpu, centered=centered, streams=streams, parts=parts)
             held = next_power_of_2(n) <= BACKWARD_TILE_LIMIT[gpu.backend]
-            twice = held and parts is None and rows <= 128
+            twice = held and parts is None and rows < 32768
             assert (backward.kind is Kind.TWICE) == twice
             assert (backward.kind is Kind.TILE) == (held and not twice)
             if twice:

@@ -170,9 +170,11 @@ _CLUSTER_LAYOUTS = ((4, 8192, 16, (2,)), (3, 4096, 8, (8,)), (3, 16384, 8, (1, 2
 # Of 227 KiB, less words and barriers.
 _CLUSTER_BYTES = 216 * 1024
 # So few rows a head are read twice: one kernel then, and nobody waits for a sum. In graphs on an H200, RMSNorm and
-# LayerNorm, us: 7 x 8192 4.90 -> 2.48, 5.76 -> 3.72; 16 x 1024 3.48 -> 1.61, 3.57 -> 2.00; 128 x 8192 7.54 -> 4.41,
-# 8.91 -> 8.01; 128 x 256 4.22 -> 2.12, 4.61 -> 2.75. More rows were not measured.
-_TWICE_ROWS = 128
+# LayerNorm, us: 7 x 8192 4.90 -> 2.48, 5.76 -> 3.72; 16 x 1024 3.48 -> 1.61, 3.57 -> 2.00; 128 x 4096 5.91 -> 3.59,
+# 7.12 -> 4.51; 512 x 4096 8.20 -> 7.24, 8.88 -> 8.33; 512 x 256 4.35 -> 3.66, 4.47 -> 4.65. More were not measured.
+_TWICE_ROWS = 512
+# LayerNorm above 4096 columns: 128 x 8192 8.91 -> 7.58, but 256 x 8192 10.23 -> 11.25.
+_TWICE_WIDE_CENTERED = 128
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
 _PIPELINE_BYTES = 156 * 1024
 
@@ -236,9 +238,10 @@ def plan_backward(
         stage_bytes = streams * itemsize * tile.block_m * width
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
-        if parts is None and rows <= _TWICE_ROWS:
-            block_p = min(32, max(8, next_power_of_2(rows)))
-            return BackwardPlan(Kind.TWICE, tile.block_m, width, tile.num_warps, tiles, 0, block_p, 1024 // block_p)
+        if parts is None and rows <= (_TWICE_WIDE_CENTERED if centered and width > 4096 else _TWICE_ROWS):
+            block_p = min(64, max(8, next_power_of_2(rows)))
+            columns = 32 if block_p == 64 and width > 1024 else 1024 // block_p
+            return BackwardPlan(Kind.TWICE, tile.block_m, width, tile.num_warps, tiles, 0, block_p, columns)
         programs = min(tiles, parts or ceil_div(gpu.num_sms * tile.resident, heads))
         if parts is None:
             # As few as take no longer: with 528 at 256 columns the finalizer goes round twice, with 512 once.
