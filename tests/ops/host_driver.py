@@ -88,8 +88,8 @@ SINK = ctypes.CFUNCTYPE(
 )  # fmt: skip
 KERNELS = (
     forward.norm_fwd_kernel, forward.norm_fwd_kernel_looped, backward.norm_bwd_kernel,
-    backward.norm_bwd_kernel_finalize, msda_forward.msda_fwd_kernel, msda_forward.msda_fwd_kernel_few,
-    msda_backward.msda_bwd_kernel,
+    backward.norm_bwd_kernel_finalize, backward.norm_bwd_kernel_twice, msda_forward.msda_fwd_kernel,
+    msda_forward.msda_fwd_kernel_few, msda_backward.msda_bwd_kernel,
 )  # fmt: skip
 launches: list[tuple[Any, ...]] = []
 
@@ -218,7 +218,7 @@ with planning(target_named("sm_90")):
     if host is norm_host:
         launch.relaunch = backward_launch.relaunch = refuse
         counts = (
-            compare_norm("rms_norm", (64, 256), torch.bfloat16, "weight"),
+            compare_norm("rms_norm", (1024, 256), torch.bfloat16, "weight"),
             compare_norm("rms_norm", (3, 5, 100), torch.float32, "residual", eps=1e-3),
             compare_norm(
                 "layer_norm", (64, 4, 64), torch.float16, "weight bias residual", weight_offset=1.0, prenorm=True

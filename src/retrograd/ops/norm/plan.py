@@ -240,7 +240,9 @@ def plan_backward(
         tiles = max(1, ceil_div(rows, tile.block_m))
         if parts is None and rows <= (_TWICE_WIDE_CENTERED if centered and width > 4096 else _TWICE_ROWS):
             block_p = min(64, max(8, next_power_of_2(rows)))
-            columns = 32 if block_p == 64 and width > 1024 else 1024 // block_p
+            columns = 1024 // block_p
+            if block_p == 64:  # 16-byte loads by every thread
+                columns = max(32 if width > 1024 else 16, 8 * gpu.lanes * tile.num_warps // 64)
             return BackwardPlan(Kind.TWICE, tile.block_m, width, tile.num_warps, tiles, 0, block_p, columns)
         programs = min(tiles, parts or ceil_div(gpu.num_sms * tile.resident, heads))
         if parts is None:
