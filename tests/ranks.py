@@ -19,11 +19,10 @@ import torch.distributed as dist
 
 # A collective that waits for longer hangs; the processes are told first, so that the error names the collective.
 COLLECTIVE, CALL, START = 60, 90, 180
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"]  # FSDP uses the second
 
 
 class Ranks:
-    """The processes of a group; started once, since that takes seconds.
+    """The processes of a group; started once, since each imports torch.
 
     Args:
         size: how many.
@@ -31,9 +30,7 @@ class Ranks:
     """
 
     def __init__(self, size: int, store: Path) -> None:
-        # Forked from a process that has imported what every rank needs, for which one of its own takes 4 s of a core.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = multiprocessing.get_context("spawn")
         pairs = [context.Pipe() for _ in range(size)]
         self.ends = [ours for ours, _ in pairs]
         self.processes = [

@@ -35,10 +35,11 @@ from retrograd.runtime.cuda import nvrtc  # noqa: E402
 F32, BF16 = torch.float32, torch.bfloat16
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 CUDA_TARGETS = ("sm_90", "sm_100")  # what the CUDA C++ of the norms and of deformable attention is written for
-# Tiles, walks over long rows, slices, sums of parts; weights, residual, atomics, heads, float32.
+# Tiles, walks over long rows, slices, sums of parts, few rows; weights, residual, atomics, heads, float32.
 NORM_CASES = (
     *("77-ln-bf16", "128-ln-bf16-heads", "1024-add-bf16-stream32", "4096-rms-bf16", "4096-rms-bf16-unaligned"),
     *("5120-rms-bf16-atomic", "8192-ln-add-f32", "16384-ln-add-bf16", "33333-rms-bf16", "65536-rms-bf16"),
+    "4096-ln-bf16-small",
 )
 MSDA_CASES = ("C32-f32-zeros", "C64-bf16-border", "C32-f32-zeros-large")
 RANK_SUM_CASES = ("W8-N1048576-bfloat16-float32-divide-watched", "W3-N1001-float32-float32-divide-watched")

@@ -37,7 +37,7 @@ def test_fifty_numbers_of_rows_compile_each_kernel_once(n: int) -> None:
     # The finalizer's tile follows the number of parts, a power of two from 16 to 512.
     assert kernels.pop("norm_bwd_kernel_finalize") <= 6
     if n <= 2048:  # a kernel each for 8, 16, 32 and 64 of few rows at a time
-        assert kernels.pop("norm_bwd_kernel_twice") == 4
+        assert kernels.pop("norm_bwd_kernel_few") == 4
     if n == 2048:  # few of these rows are read and written under another cache policy than many
         assert kernels.pop("norm_fwd_kernel") == 2
     assert kernels

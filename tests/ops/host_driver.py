@@ -78,7 +78,7 @@ from retrograd.ops.msda.triton import backward as msda_backward  # noqa: E402
 from retrograd.ops.msda.triton import forward as msda_forward  # noqa: E402
 from retrograd.ops.msda.triton import launch as msda_launch  # noqa: E402
 from retrograd.ops.norm import host as norm_host  # noqa: E402
-from retrograd.ops.norm.triton import backward, backward_launch, forward, launch  # noqa: E402
+from retrograd.ops.norm.triton import backward, backward_few, backward_launch, forward, launch  # noqa: E402
 from retrograd.runtime.triton.planned_gpu import planning  # noqa: E402
 
 BYTES = {"i32": 4, "i64": 8, "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1}
@@ -88,7 +88,7 @@ SINK = ctypes.CFUNCTYPE(
 )  # fmt: skip
 KERNELS = (
     forward.norm_fwd_kernel, forward.norm_fwd_kernel_looped, backward.norm_bwd_kernel,
-    backward.norm_bwd_kernel_finalize, backward.norm_bwd_kernel_twice, msda_forward.msda_fwd_kernel,
+    backward.norm_bwd_kernel_finalize, backward_few.norm_bwd_kernel_few, msda_forward.msda_fwd_kernel,
     msda_forward.msda_fwd_kernel_few, msda_backward.msda_bwd_kernel,
 )  # fmt: skip
 launches: list[tuple[Any, ...]] = []

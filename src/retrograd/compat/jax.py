@@ -42,7 +42,7 @@ def is_own(name: str, text: str) -> bool:
     """
     if f'loc("{name}"(' in text or f'.{name}"(' in text:
         return False
-    files = [vars(module) for key, module in list(sys.modules.items()) if key.startswith("jax.")]
+    files = [vars(module) for key, module in sys.modules.copy().items() if key.startswith("jax.")]
     return any(callable(names.get(name)) for names in files)
 
 

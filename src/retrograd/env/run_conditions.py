@@ -65,7 +65,9 @@ class ConditionDifference:
 
 def process_conditions() -> Conditions:
     """Those that stay as they are while a process runs: versions of what is loaded, variables, digests of sources."""
-    modules = [(name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType)]
+    # Not list(items()): its tuples may set the garbage collector off, and what that warns of imports modules.
+    loaded = sys.modules.copy().items()
+    modules = [(name, module) for name, module in loaded if isinstance(module, ModuleType)]
     versions = ((name, module.__dict__.get("__version__")) for name, module in modules if "." not in name)
     sources = ((name, module.__dict__.get("__file__")) for name, module in modules)
     return {

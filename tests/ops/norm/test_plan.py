@@ -44,10 +44,10 @@ def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> No
         for streams, parts in ((2, None), (3, None), (2, 5)):
             backward = plan_backward(rows, n, heads, itemsize, gpu, centered=centered, streams=streams, parts=parts)
             held = next_power_of_2(n) <= BACKWARD_TILE_LIMIT[gpu.backend]
-            twice = held and parts is None and rows < 32768
-            assert (backward.kind is Kind.TWICE) == twice
-            assert (backward.kind is Kind.TILE) == (held and not twice)
-            if twice:
+            few = held and parts is None and rows < 32768
+            assert (backward.kind is Kind.FEW) == few
+            assert (backward.kind is Kind.TILE) == (held and not few)
+            if few:
                 assert backward.parts == 0
                 assert backward.programs * backward.block_m >= rows
             else:
@@ -72,7 +72,7 @@ def test_how_a_row_is_added_up_does_not_depend_on_the_number_of_rows(n: int, cen
             forward = plan_forward(rows, n, 2, gpu, centered=centered)
             forward = dataclasses.replace(forward, programs=0, loads="", stores="", early=False)
             backward = plan_backward(rows, n, 1, 2, gpu, centered=centered)
-            kind = Kind.TILE if backward.kind is Kind.TWICE else backward.kind  # the same tile holds a row
+            kind = Kind.TILE if backward.kind is Kind.FEW else backward.kind  # the same tile holds a row
             shapes.add((forward, kind, backward.block_m, backward.block_n,
                         backward.num_warps, backward.slices, backward.slice_n))  # fmt: skip
         assert len(shapes) == 1

@@ -21,7 +21,7 @@ class Kind(Enum):
     SLICES = "slices"  # a row is shared by programs that exchange their sums; all are resident together
     CLUSTERS = "clusters"  # a cluster of programs shares a row, which it reads once; `ops/norm/cuda`
     LOOPED = "looped"  # a program walks a row's columns several times
-    TWICE = "twice"  # a program holds whole rows, another a block of columns of all rows: few rows are read twice
+    FEW = "few"  # a program holds whole rows, another a block of columns of all rows: few rows are read twice
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BackwardPlan(_RowsPlan):
 
     LOOPED: grad_weight comes from a second grid of (columns / DW_BLOCK_N, heads, `parts`). `parts` is the number of
     rows of the float32 buffer of partial sums, which programs of [finalize_block_p, finalize_block_n] tiles add up.
-    TWICE: no `parts`; beside `programs` programs others add up columns, in [finalize_block_p, finalize_block_n] tiles.
+    FEW: no `parts`; beside `programs` programs others add up columns, in [finalize_block_p, finalize_block_n] tiles.
     CLUSTERS: `slices` programs share a row and hold `num_stages` rows; how many clusters there are is the GPU's to say,
     and with it `programs`, `parts` and the finalizer's tile.
     """
@@ -172,9 +172,9 @@ _CLUSTER_BYTES = 216 * 1024
 # So few rows a head are read twice: one kernel then, and nobody waits for a sum. In graphs on an H200, RMSNorm and
 # LayerNorm, us: 7 x 8192 4.90 -> 2.48, 5.76 -> 3.72; 16 x 1024 3.48 -> 1.61, 3.57 -> 2.00; 128 x 4096 5.91 -> 3.59,
 # 7.12 -> 4.51; 512 x 4096 8.20 -> 7.24, 8.88 -> 8.33; 512 x 256 4.35 -> 3.66, 4.47 -> 4.65. More were not measured.
-_TWICE_ROWS = 512
+_FEW_ROWS = 512
 # LayerNorm above 4096 columns: 128 x 8192 8.91 -> 7.58, but 256 x 8192 10.23 -> 11.25.
-_TWICE_WIDE_CENTERED = 128
+_FEW_WIDE_CENTERED = 128
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
 _PIPELINE_BYTES = 156 * 1024
 
@@ -238,12 +238,12 @@ def plan_backward(
         stage_bytes = streams * itemsize * tile.block_m * width
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
-        if parts is None and rows <= (_TWICE_WIDE_CENTERED if centered and width > 4096 else _TWICE_ROWS):
+        if parts is None and rows <= (_FEW_WIDE_CENTERED if centered and width > 4096 else _FEW_ROWS):
             block_p = min(64, max(8, next_power_of_2(rows)))
             columns = 1024 // block_p
             if block_p == 64:  # 16-byte loads by every thread
                 columns = max(32 if width > 1024 else 16, 8 * gpu.lanes * tile.num_warps // 64)
-            return BackwardPlan(Kind.TWICE, tile.block_m, width, tile.num_warps, tiles, 0, block_p, columns)
+            return BackwardPlan(Kind.FEW, tile.block_m, width, tile.num_warps, tiles, 0, block_p, columns)
         programs = min(tiles, parts or ceil_div(gpu.num_sms * tile.resident, heads))
         if parts is None:
             # As few as take no longer: with 528 at 256 columns the finalizer goes round twice, with 512 once.

@@ -24,7 +24,7 @@ from retrograd.runtime.cpp.recipe import Buffer, Recipe, driver_call, key_bytes
 
 # Slots of tensors in the order of the kernels' arguments; those of the kernel that adds up parts begin at the parts.
 FORWARD_SLOTS, BACKWARD_SLOTS, FINALIZER_SLOTS = range(8), range(10), range(8, 12)
-TWICE_SLOTS = (*range(8), 10, 11)  # gradients instead of parts
+FEW_SLOTS = (*range(8), 10, 11)  # gradients instead of parts
 _WEIGHT_PARTS, _BIAS_PARTS = FINALIZER_SLOTS[:2]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -73,7 +73,7 @@ def backward_recipe(key: BackwardKey, launch: KeptBackward) -> Recipe | None:
     if not key.spec.deterministic or key.into_weight is not None or key.into_bias is not None:
         return None
     if launch.parts is None:
-        call = driver_call(launch.handle, TWICE_SLOTS, launch.rest)
+        call = driver_call(launch.handle, FEW_SLOTS, launch.rest)
         return None if call is None else Recipe((call,))
     calls = [driver_call(launch.handle, BACKWARD_SLOTS, launch.rest)]
     if launch.finalizer is not None:

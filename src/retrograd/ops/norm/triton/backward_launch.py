@@ -15,8 +15,8 @@ from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel_dw_columns,
     norm_bwd_kernel_dx_looped,
     norm_bwd_kernel_finalize,
-    norm_bwd_kernel_twice,
 )
+from retrograd.ops.norm.triton.backward_few import norm_bwd_kernel_few
 from retrograd.ops.norm.triton.backward_sliced import norm_bwd_kernel_slices
 from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 from retrograd.runtime.triton.launch import KernelHandle, launch, relaunch
@@ -33,7 +33,7 @@ class RowsKernel(NamedTuple):
     heads: int  # H
     unit: int  # see `unit_of`
     weight_offset: float  # added to the weight
-    add: bool  # sums are added to one part by atomics; TWICE: to the gradients that are there
+    add: bool  # sums are added to one part by atomics; FEW: to the gradients that are there
 
 
 # What may be launched again, and its arguments behind the tensors.
@@ -50,7 +50,7 @@ def _launch_tiles(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
     return launch(norm_bwd_kernel, grid, args, num_warps=plan.num_warps, pdl=gpu.pdl), rest
 
 
-def _launch_twice(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
+def _launch_few(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
     """Programs that hold whole rows, and behind them those that add up columns."""
     n, block_c = call.sizes[4] * call.unit, plan.finalize_block_n
     vectors = any(tensor is not None for tensor in call.tensors[-2:])
@@ -60,7 +60,7 @@ def _launch_twice(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
     )  # fmt: skip
     grid = (plan.programs + vectors * ceil_div(n, block_c), call.heads)
     args = (*call.tensors, *rest)
-    return launch(norm_bwd_kernel_twice, grid, args, num_warps=plan.num_warps, pdl=gpu.pdl), rest
+    return launch(norm_bwd_kernel_few, grid, args, num_warps=plan.num_warps, pdl=gpu.pdl), rest
 
 
 def _launch_slices(call: RowsKernel, plan: BackwardPlan, _gpu: Gpu) -> _Launched:
@@ -98,7 +98,7 @@ LAUNCHERS = {
     Kind.TILE: _launch_tiles,
     Kind.SLICES: _launch_slices,
     Kind.LOOPED: _launch_walk,
-    Kind.TWICE: _launch_twice,
+    Kind.FEW: _launch_few,
 }
 
 
