@@ -29,6 +29,7 @@ from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.plan import (
     FORWARD_TRITON_LIMIT,
     Kind,
+    finalizer_tile,
     plan_backward,
     plan_forward,
 )
@@ -148,10 +149,14 @@ def backward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
             if threads > 2048 or threads < 256 or stages * 2 * rows * width * 2 * resident > 220 * 1024:
                 continue
             programs = min(ceil_div(m, rows), sms * resident)
+            p, cols = finalizer_tile(programs)
             plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, num_stages=stages,
-                                 programs=programs, parts=programs, slices=1, slice_n=0))  # fmt: skip
-    finalizers = [(32, 64), (64, 64), (128, 32), (256, 16), (512, 8)]
-    for p, cols in finalizers if n <= 4096 else []:
+                                 programs=programs, parts=programs, slices=1, slice_n=0,
+                                 finalize_block_p=p, finalize_block_n=cols))  # fmt: skip
+    finalizers = [(32, 64), (64, 64), (128, 32), (256, 16), (512, 8)] if n <= 4096 else []
+    if base.kind is Kind.FEW:
+        finalizers = [(8, 128), (16, 64), (32, 32), (64, 32), (64, 16)]
+    for p, cols in finalizers:
         plans.append(replace(base, finalize_block_p=p, finalize_block_n=cols))
     for setting in sliced(n, sms):
         groups = min(ceil_div(m, setting["block_m"]), setting.pop("groups"))

@@ -44,8 +44,11 @@ _VARIANTS = {
     "residual": _NormVariant(
         dict(x=_X, weight=_VECTOR, bias=_VECTOR, residual=_X), kernel=dict(prenorm=True), rounds_once=False
     ),
+    # Partial sums, as of many rows: of few, which is all that is swept, another kernel takes care.
     "mixed": _NormVariant(
-        dict(x=_X, weight=_WIDE_VECTOR, bias=_WIDE_VECTOR, residual=_STREAM), kernel=dict(prenorm=True), dtypes=_HALVES
+        dict(x=_X, weight=_WIDE_VECTOR, bias=_WIDE_VECTOR, residual=_STREAM),
+        kernel=dict(prenorm=True, dw_parts=3),
+        dtypes=_HALVES,
     ),
     "no_weight": _NormVariant(dict(x=_X)),
     "bias_alone": _NormVariant(dict(x=_X, weight=None, bias=_VECTOR)),

@@ -87,6 +87,11 @@ class WantedGrads(NamedTuple):
     into_weight: torch.Tensor | None = None
     into_bias: torch.Tensor | None = None  # likewise
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether the gradients of weight and bias are added to what is there."""
+        return self.into_weight is not None or self.into_bias is not None
+
     def vector_shape(self, columns: int) -> tuple[int, ...]:
         """Of the gradients of weight and bias."""
         return (self.heads, columns) if self.heads > 1 else (columns,)

@@ -230,15 +230,19 @@ def plan_backward(
     centered: bool = False,
     streams: int = 2,
     parts: int | None = None,
+    few: bool = True,
 ) -> BackwardPlan:
-    """Plan the backward for `heads` heads; arguments as of `plan_forward`, `parts` fixes the number of partial sums."""
+    """Plan the backward for `heads` heads; arguments as of `plan_forward`, `parts` fixes the number of partial sums.
+
+    Without `few` there are partial sums however few the rows are.
+    """
     width = next_power_of_2(n)
     if width <= BACKWARD_TILE_LIMIT[gpu.backend]:
         tile = _tile(_NARROW_TILES[centered, streams] | _BACKWARD_TILES, width, itemsize, gpu)
         stage_bytes = streams * itemsize * tile.block_m * width
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
-        if parts is None and rows <= (_FEW_WIDE_CENTERED if centered and width > 4096 else _FEW_ROWS):
+        if few and parts is None and rows <= (_FEW_WIDE_CENTERED if centered and width > 4096 else _FEW_ROWS):
             block_p = min(64, max(8, next_power_of_2(rows)))
             columns = 1024 // block_p
             if block_p == 64:  # 16-byte loads by every thread

@@ -118,7 +118,6 @@ def finalize(
     some = bias_parts if weight_parts is None else weight_parts
     if some is None:
         return (None, None), None
-    into_weight, into_bias = wanted.into_weight, wanted.into_bias
     weight, bias = vectors(some, some.shape[1] // wanted.heads, wanted)
     tensors = (weight_parts, bias_parts, weight, bias)
     if finalizer is not None:
@@ -127,7 +126,7 @@ def finalize(
         parts, columns = some.shape
         tile = tile or finalizer_tile(parts)
         unit = unit_of(columns)
-        rest = (parts, columns // unit, unit, into_weight is not None or into_bias is not None, *tile, pdl)
+        rest = (parts, columns // unit, unit, wanted.accumulates, *tile, pdl)
         grid = (ceil_div(columns, tile[1]), 1 if weight_parts is None or bias_parts is None else 2)
         handle = launch(norm_bwd_kernel_finalize, grid, (*tensors, *rest), num_warps=4, pdl=pdl)
         finalizer = CompiledLaunch(handle, rest)

@@ -181,15 +181,16 @@ def _first_backward(
         itemsize = max(dense.s.element_size(), dense.grad_out.element_size())
         streams = 2 if dense.grad_s is None else 3
         plan = plan_backward(
-            rows // heads, n, heads, itemsize, gpu, centered=spec.centered, streams=streams, parts=spec.parts
-        )
+            rows // heads, n, heads, itemsize, gpu, centered=spec.centered, streams=streams, parts=spec.parts,
+            few=spec.deterministic,
+        )  # fmt: skip
     few = plan.kind is Kind.FEW
     parts = None if few else plan.parts if spec.deterministic or plan.kind is Kind.SLICES else 0
     outputs = _outputs(dense, wanted, parts)
     strides = (dense.grad_out.stride(0), dense.s.stride(0), 0 if dense.grad_s is None else dense.grad_s.stride(0))
     unit = unit_of(n, *strides)
     sizes = (*(stride // unit for stride in strides), rows // heads, n // unit)
-    add = parts == 0 or (few and not wanted.into_weight is wanted.into_bias is None)
+    add = parts == 0 or (few and wanted.accumulates)
     rows_kernel = RowsKernel((*dense, *outputs), sizes, heads, unit, spec.weight_offset, add)
     with on_device_of(dense.s):
         handle, rest = LAUNCHERS[plan.kind](rows_kernel, plan, gpu)
