@@ -39,6 +39,7 @@ from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 
 DTYPE = torch.bfloat16
 COLD_BYTES = 512 * 1024**2
+MOST_FEW = 4096  # rows that are read twice, to see where that ends to be worth it
 ROWS = {256: 131072, 512: 65536, 2000: 4096}
 
 
@@ -154,10 +155,13 @@ def backward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
                                  programs=programs, parts=programs, slices=1, slice_n=0,
                                  finalize_block_p=p, finalize_block_n=cols))  # fmt: skip
     finalizers = [(32, 64), (64, 64), (128, 32), (256, 16), (512, 8)] if n <= 4096 else []
-    if base.kind is Kind.FEW:
-        finalizers = [(8, 128), (16, 64), (32, 32), (64, 32), (64, 16)]
-    for p, cols in finalizers:
+    for p, cols in finalizers if base.kind is not Kind.FEW else []:
         plans.append(replace(base, finalize_block_p=p, finalize_block_n=cols))
+    if m <= MOST_FEW and next_power_of_2(n) <= 8192:
+        few = plan_backward(min(m, 64), n, 1, 2, Gpu(Backend.CUDA, sms), centered="ln" in op, streams=streams)
+        few = replace(few, programs=ceil_div(m, few.block_m))
+        for p, cols in [(8, 128), (16, 64), (32, 32), (64, 32), (64, 16), (128, 8), (128, 16)]:
+            plans.append(replace(few, finalize_block_p=p, finalize_block_n=cols))
     for setting in sliced(n, sms):
         groups = min(ceil_div(m, setting["block_m"]), setting.pop("groups"))
         plans.append(replace(base, **setting, programs=groups * setting["slices"], parts=groups))
@@ -306,16 +310,16 @@ def wrong(what: str, op: str, n: int, plan: Any, base: dict[str, Any]) -> str:
         want = c * (c.pow(2).mean(1, keepdim=True) + 1e-6).rsqrt() * w + (
             0 if base["b"] is None else base["b"].double()
         )
-        pairs = [("y", got[0], want)]
+        pairs = [("y", got.y, want)]
     else:
         g, rstd = base["g"].double(), base["rstd"].double()[:, None]
         h = (x - base["mean"].double()[:, None] if "ln" in op else x) * rstd
         gw = g * w
         ds = gw - h * (gw * h).mean(1, keepdim=True) - (gw.mean(1, keepdim=True) if "ln" in op else 0)
         ds = ds * rstd + (0 if r is None else r.double())
-        pairs = [("dx", got[0], ds), ("dw", got[2], (g * h).sum(0))]
+        pairs = [("dx", got.x, ds), ("dw", got.weight, (g * h).sum(0))]
         if "ln" in op:
-            pairs.append(("db", got[3], g.sum(0)))
+            pairs.append(("db", got.bias, g.sum(0)))
     bad = []
     for name, a, want in pairs:
         floor = (want.to(DTYPE).double() - want).norm()
@@ -330,7 +334,7 @@ def main() -> None:
     parser.add_argument("--what", default="fwd,bwd")
     parser.add_argument("--op", default="rms")
     parser.add_argument("--n", default="256,512,1024,2048,4096,8192,16384,32768,65536,131072")
-    parser.add_argument("--only", default="", help="kinds: tile, slices, clusters, looped, wide")
+    parser.add_argument("--only", default="", help="kinds: tile, few, slices, clusters, looped, wide")
     parser.add_argument("--rows", type=int)
     parser.add_argument("--keep", type=int, default=4, help="best plans printed")
     parser.add_argument("--out", type=Path)
