@@ -97,14 +97,14 @@ def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     plans: list[Any] = [base]
     if next_power_of_2(n) <= 32768:
         sizes = [1024, 2048, 4096, 8192, 16384, 32768]
-        caches = [("evict_last", ""), ("evict_first", ".cs")] if n <= 4096 else [("evict_last", "")]
+        caches = [("evict_last", ""), ("evict_first", ".cs"), ("", "")]
         for (rows, width, warps), early, (loads, stores) in itertools.product(
             tiles(n, sizes, [8, 16, 32]), (False, True), caches
         ):
             plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, early=early,
                                  programs=ceil_div(m, rows), loads=loads, stores=stores, unroll=1))  # fmt: skip
-    for width, warps, unroll in itertools.product((2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2)):
-        if n > width and width // (32 * warps) in (8, 16):
+    for width, warps, unroll in itertools.product((512, 1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8, 16, 32), (1, 2)):
+        if width < n <= 8 * width and width // (32 * warps) in (8, 16):
             plans.append(replace(base, kind=Kind.LOOPED, block_m=1, block_n=width, num_warps=warps, programs=m,
                                  early=False, loads="", stores="", unroll=unroll))  # fmt: skip
     if n > FORWARD_TRITON_LIMIT[centered, add] // 2:
@@ -154,7 +154,7 @@ def backward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
             plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, num_stages=stages,
                                  programs=programs, parts=programs, slices=1, slice_n=0,
                                  finalize_block_p=p, finalize_block_n=cols))  # fmt: skip
-    finalizers = [(32, 64), (64, 64), (128, 32), (256, 16), (512, 8)] if n <= 4096 else []
+    finalizers = [(128, 32), (128, 8), (256, 16), (256, 8), (512, 8)] if n <= 8192 else []
     for p, cols in finalizers if base.kind is not Kind.FEW else []:
         plans.append(replace(base, finalize_block_p=p, finalize_block_n=cols))
     if m <= MOST_FEW and next_power_of_2(n) <= 8192:
@@ -362,12 +362,14 @@ def main() -> None:
     lines = []
     for shape, group in itertools.groupby(jobs, key=lambda j: j[:4]):
         torch.cuda.empty_cache()
-        rows = time_plans(*shape, [job[4] for job in group], notes, copy)
+        group_plans = [job[4] for job in group]  # the first is the one that the tables have now
+        rows = time_plans(*shape, group_plans, notes, copy)
         best = show(rows, args.keep)
         if args.turns:
             for us, plan in by_turns(*shape, best):
                 share = gigabytes_of(*shape) / us * 1e6 / copy
-                print(f"  by turns {share:.1%} {us:.1f} us {said(plan)}", flush=True)
+                chosen = "*" if plan == group_plans[0] else " "
+                print(f"  by turns {chosen} {share:.1%} {us:.1f} us {said(plan)}", flush=True)
         lines += rows
         if args.out:
             args.out.write_text("".join(json.dumps(r | dict(plan=str(r["plan"]))) + "\n" for r in lines))
