@@ -27,11 +27,11 @@ import torch
 from retrograd.ops.norm.cuda import WidePlan, backward, forward
 from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.plan import (
-    FORWARD_TRITON_LIMIT,
     Kind,
     finalizer_tile,
     plan_backward,
     plan_forward,
+    stays_with_triton,
 )
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cuda import nvrtc
@@ -107,7 +107,7 @@ def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
         if width < n <= 8 * width and width // (32 * warps) in (8, 16):
             plans.append(replace(base, kind=Kind.LOOPED, block_m=1, block_n=width, num_warps=warps, programs=m,
                                  early=False, loads="", stores="", unroll=unroll))  # fmt: skip
-    if n > FORWARD_TRITON_LIMIT[centered, add] // 2:
+    if not stays_with_triton(2 * n, centered=centered, residual=add):
         plans += wide_plans(n, centered, add)
     return list(dict.fromkeys(plans))
 
@@ -336,6 +336,7 @@ def main() -> None:
     parser.add_argument("--n", default="256,512,1024,2048,4096,8192,16384,32768,65536,131072")
     parser.add_argument("--only", default="", help="kinds: tile, few, slices, clusters, looped, wide")
     parser.add_argument("--rows", type=int)
+    parser.add_argument("--first", type=int, help="only so many plans, the chosen one first")
     parser.add_argument("--keep", type=int, default=4, help="best plans printed")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--turns", action="store_true", help="time the best once more, by turns")
@@ -344,7 +345,8 @@ def main() -> None:
     jobs = []
     for what, op, n in itertools.product(args.what.split(","), args.op.split(","), map(int, args.n.split(","))):
         m = args.rows or rows_of(n)
-        jobs += [(what, op, m, n, p) for p in (forward_plans if what == "fwd" else backward_plans)(op, m, n, 132)
+        plans = (forward_plans if what == "fwd" else backward_plans)(op, m, n, 132)
+        jobs += [(what, op, m, n, p) for p in plans[: args.first]
                  if not args.only or ("wide" if isinstance(p, WidePlan) else p.kind.value) in args.only]  # fmt: skip
     began = time.monotonic()
     single = {(j[0], j[1], j[3], compiled(j[4])): j for j in jobs}

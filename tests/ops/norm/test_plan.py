@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
+from retrograd import cpu_triton
+from retrograd.ops.norm.arguments import NormTensors, WantedOutput
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
     DW_BLOCK_M,
@@ -13,7 +16,10 @@ from retrograd.ops.norm.plan import (
     Kind,
     plan_backward,
     plan_forward,
+    stays_with_triton,
 )
+from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.norm.triton import norm_fwd
 from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 
 H200 = Gpu(Backend.CUDA, 132)
@@ -25,7 +31,7 @@ GPUS = {
     "interpreted": Gpu(Backend.HIP, 2, 0, lanes=2048),
 }
 # Widths on both sides of every threshold: one column, below and above a power of two, the tile limits, odd and wide.
-WIDTHS = [1, 2, 63, 64, 65, 1000, 1024, 2000, 8192, 8193, 16384, 16385, 32768, 32769, 33333, 65536, 131072, 262144]
+WIDTHS = [1, 2, 63, 64, 65, 768, 1000, 1024, 2000, 5120, 8192, 8193, 16384, 16385, 32768, 32769, 33333, 65536, 131072]
 
 
 @pytest.mark.parametrize("n", WIDTHS, ids=lambda n: f"N{n}")
@@ -105,6 +111,28 @@ def test_small_inputs_pass_the_caches_and_others_stay_longer_than_what_is_writte
     assert (on_amd.loads, on_amd.stores) == ("", "")
 
 
+def test_rows_that_do_not_fill_their_tile_are_compiled_for_their_width() -> None:
+    for gpu in GPUS.values():
+        cuda = gpu.backend is Backend.CUDA
+        layer = {n: plan_forward(4096, n, 2, gpu, centered=True).static_n for n in (96, 768, 1024, 3579, 3584, 4096)}
+        assert layer == {96: False, 768: cuda, 1024: False, 3579: False, 3584: cuda, 4096: False}
+        rms = [plan_forward(4096, n, 2, gpu).static_n for n in (768, 3584)]
+        with_residual = [plan_forward(4096, n, 2, gpu, streams=2).static_n for n in (3072, 3584)]
+        assert (rms, with_residual) == ([False, cuda], [cuda, False])
+
+
+def test_wide_rows_that_do_not_fill_their_tile_go_to_clusters_unless_they_are_walked() -> None:
+    widths = (4000, 8192, 10240, 12288, 16384)
+    stays = {
+        (centered, residual): [stays_with_triton(n, centered=centered, residual=residual) for n in widths]
+        for centered in (False, True)
+        for residual in (False, True)
+    }
+    assert stays[False, False] == [True, True, False, True, True]
+    assert stays[False, True] == stays[True, True] == [True, True, False, False, True]
+    assert stays[True, False] == [True, True, False, False, False]
+
+
 def test_a_row_that_the_gpu_cannot_hold_is_walked() -> None:
     small = Gpu(Backend.CUDA, 7)
     assert plan_forward(64, 1 << 20, 2, small).kind is Kind.LOOPED
@@ -129,3 +157,23 @@ def test_stages_fit_shared_memory() -> None:
 def test_plans_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan_forward(8, 100, 4, H200).block_m = 1
+
+
+@pytest.mark.parametrize("centered", [False, True], ids=["rms", "ln"])
+@pytest.mark.parametrize("n", [700, 1024])
+def test_a_row_has_the_same_bits_whether_its_width_is_compiled_or_not(n: int, centered: bool) -> None:
+    gen = torch.Generator().manual_seed(0)
+    x, weight, residual = (torch.randn(*size, generator=gen).bfloat16() for size in ((5, n), (n,), (5, n)))
+    tensors = NormTensors(x, weight, residual=residual)
+    plan = plan_forward(5, n, 2, H200, centered=centered, streams=2)
+    wanted = WantedOutput(torch.bfloat16, torch.bfloat16)
+    with cpu_triton(pretend=False):
+        compiled, not_compiled = (
+            norm_fwd(tensors, NormSpec(centered, 1e-6), wanted, plan=dataclasses.replace(plan, static_n=static))
+            for static in (True, False)
+        )
+    for one, other in zip(compiled, not_compiled, strict=True):
+        if one is None or other is None:
+            assert one is other
+        else:
+            assert torch.equal(one, other)

@@ -45,8 +45,9 @@ def test_weight_gradient_is_the_same_bits_every_time():
         assert torch.equal(again, first)
 
 
-# 2048 rows of 1024 columns are written past the caches, all 65536 are not; 8192 and more are walked, sliced, clustered.
-@pytest.mark.parametrize("n", [256, 1000, 1024, 4096, 8192, 16384, 32768, 65536])
+# 2048 rows of 1024 columns are written past the caches, all 65536 are not; 8192 and more are walked, sliced, clustered;
+# rows of 768 to 5120 columns do not fill their tile.
+@pytest.mark.parametrize("n", [256, 768, 1000, 1024, 3000, 3584, 4096, 5120, 8192, 12288, 16384, 32768, 65536])
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("added", [False, True], ids=["plain", "residual"])
 def test_a_row_has_the_same_bits_in_every_batch(norm, n, added):

@@ -41,12 +41,14 @@ class ForwardPlan(_RowsPlan):
 
     `early`: TILE asks for weight and bias together with x. `unroll`: steps of a LOOPED walk that are done together.
     `loads`, `stores`: eviction policy of x and residual and cache modifier of y and s in a TILE, as Triton names them.
+    `static_n`: the number of columns is compiled into the kernel of a TILE.
     """
 
     early: bool = False
     unroll: int = 1
     loads: str = ""
     stores: str = ""
+    static_n: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,9 @@ FORWARD_TILE_LIMIT = {Backend.CUDA: 16384, Backend.HIP: 32768}
 _RESIDUAL_TILE_LIMIT = 32768
 # (LayerNorm, residual) -> widest row that stays with Triton where there is the clustered kernel (`ops/norm/cuda`).
 # Above 32768 columns a walk no longer finds a row in L1 (83 % at 65536); LayerNorm, which walks three times, reaches
-# 90 % at 32768, and 94 % in one tile at 16384, where the clustered kernel reaches 99 %.
-FORWARD_TRITON_LIMIT = {(False, False): 32768, (False, True): 32768, (True, False): 8192, (True, True): 16384}
+# 90 % at 32768, and 94 % in one tile at 16384, where the clustered kernel reaches 99 %. Rows that do not fill a tile of
+# 16384 do not stay either: 16384 x 9216 add + RMSNorm 345 -> 283 us, add + LayerNorm 400 -> 281, RMSNorm 195 -> 142.
+_FORWARD_TRITON_LIMIT = {(False, False): 32768, (False, True): 32768, (True, False): 8192, (True, True): 16384}
 BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384}
 
 # Width -> tile of RMSNorm, of LayerNorm, of either with a residual; narrower rows share the first entry's number of
@@ -119,6 +122,19 @@ _FORWARD_TILES = {
     8192: (_Tile(1, 8), _Tile(1, 8), _Tile(1, 16, early=True)),
     16384: (_Tile(1, 16), _Tile(1, 16), _Tile(1, 32, early=True)),
     32768: (_Tile(1, 32), _Tile(1, 32), _Tile(1, 32)),
+}
+# Likewise of rows of 16-byte pieces that do not fill a tile, where another is better. Their number of columns is
+# compiled into the kernel, so that threads know what is not there (registers of LayerNorm at 5120 columns 77 -> 60):
+# from so many columns on (RMSNorm 32768 x 600 21.9 -> 22.9 us, LayerNorm 28.7 -> 24.0), with a residual up to three
+# quarters of a tile (1024 x 3584 8.2 -> 9.5). H200, 32768 rows, us: LayerNorm 768 30.2 -> 26.7, 1536 55.4 -> 49.8,
+# 2560 106 -> 84, 3072 116 -> 97, 5120 228 -> 181, 6144 251 -> 201, 7168 266 -> 225; RMSNorm 2560 89.7 -> 80.6,
+# 3072 100.7 -> 96.6, 5120 170 -> 158; add + LayerNorm 5120 365 -> 313, 6144 409 -> 376.
+_STATIC_FROM, _STATIC_FROM_CENTERED = 1024, 512
+_PARTIAL_FORWARD_TILES = {
+    1024: (_Tile(2, 4, early=True), _Tile(2, 2, early=True), _Tile(2, 4, early=True)),
+    2048: (_Tile(1, 4, early=True), _Tile(1, 2, early=True), _Tile(1, 4, early=True)),
+    4096: (_Tile(1, 4, early=True), _Tile(1, 4), _Tile(1, 4, early=True)),
+    8192: (_Tile(1, 8), _Tile(1, 8), _Tile(1, 8, early=True)),
 }
 _BACKWARD_TILES = {
     512: _Tile(4, 2, 3, 4),
@@ -152,7 +168,8 @@ _STREAM_BYTES, _STREAM_FROM = 24 * 1024**2, 1024
 # (LayerNorm) at 16 MiB; at 8192 columns 3 % more.
 _PLAIN_UPTO = 4096
 # So few rows of this width are alone on their multiprocessors, and registers for vectors that come early cost nothing:
-# LayerNorm 512 x 4096 4.57 -> 4.52 us; at 32768 x 4096 it would be 8 % slower, at 512 x 8192 18 %.
+# LayerNorm 512 x 4096 4.57 -> 4.52 us; at 32768 x 4096 it would be 8 % slower, at 512 x 8192 18 %; 1024 x 3072
+# 5.86 -> 5.11, but 1024 x 3584 6.63 -> 7.06.
 _EARLY_FEW = 4096
 # (LayerNorm, tensors read) -> slice, the slice for wider rows, and how many bytes a row has, in the widest dtype read,
 # above which that is taken.
@@ -202,16 +219,20 @@ def plan_forward(
         return ForwardPlan(Kind.LOOPED, 1, _WALK_STEP, _WALK_WARPS, rows)
     if width <= limit:
         column = 2 if streams > 1 else int(centered)
-        tile = _tile({key: tiles[column] for key, tiles in _FORWARD_TILES.items()}, width, itemsize, gpu)
+        static_n = cuda and (_STATIC_FROM_CENTERED if centered and streams == 1 else _STATIC_FROM) < n < width
+        static_n = static_n and n % 8 == 0 and (streams == 1 or 4 * n <= 3 * width)
+        tables = _FORWARD_TILES | (_PARTIAL_FORWARD_TILES if static_n else {})
+        tile = _tile({key: tiles[column] for key, tiles in tables.items()}, width, itemsize, gpu)
         small = streams * rows * n * itemsize < _STREAM_BYTES and width > _STREAM_FROM
         # L2 is to lose what is written before what is read: at 32768 x 4096 99 instead of 95 %, with a residual 100
         # instead of 96 %, at 1024 columns 92 instead of 90 %; a kernel that reads y next has no less of it.
         loads, stores = ("evict_first", ".cs") if small else ("evict_last", "")
         if small and streams == 1 and width <= _PLAIN_UPTO:
             loads = stores = ""
-        early = cuda and (tile.early or (small and width == _EARLY_FEW)) and width * itemsize <= _EARLY_BYTES
+        early = tile.early or (small and width == _EARLY_FEW and not 3 * width < 4 * n < 4 * width)
+        early = cuda and early and width * itemsize <= _EARLY_BYTES
         plan = ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m), early=early)
-        return replace(plan, loads=loads, stores=stores) if cuda else plan
+        return replace(plan, loads=loads, stores=stores, static_n=static_n) if cuda else plan
     most = min(limit, _WALK_BYTES[min(streams, 2)] // itemsize)
     # Whole blocks need no mask: 88 % instead of 58 % for LayerNorm at 32768 columns.
     block_n = next((b for b in (most, most // 2, most // 4) if n % b == 0), most)
@@ -240,7 +261,11 @@ def plan_backward(
     if width <= BACKWARD_TILE_LIMIT[gpu.backend]:
         tile = _tile(_NARROW_TILES[centered, streams] | _BACKWARD_TILES, width, itemsize, gpu)
         stage_bytes = streams * itemsize * tile.block_m * width
-        stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
+        # What is not there leaves room for a stage more. 32768 rows of 768, us: 44.0 -> 40.6, 1536 82 -> 76, 2560
+        # 144 -> 124, 5120 280 -> 242, LayerNorm 44.4 -> 41.3, 90 -> 89, 147 -> 137, 285 -> 253; but 3584 175 -> 189,
+        # 7168 343 -> 364, and 768 with a residual 51.6 -> 53.5.
+        roomy = gpu.backend is Backend.CUDA and width > 512 and streams == 2 and 4 * n <= 3 * width
+        stages = max(1, min(tile.num_stages + roomy, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
         if few and parts is None and rows <= (_FEW_WIDE_CENTERED if centered and width > 4096 else _FEW_ROWS):
             block_p = min(64, max(8, next_power_of_2(rows)))
@@ -252,7 +277,7 @@ def plan_backward(
         if parts is None:
             # As few as take no longer: with 528 at 256 columns the finalizer goes round twice, with 512 once.
             programs = ceil_div(tiles, ceil_div(tiles, programs))
-        finalizer = finalizer_tile(programs)
+        finalizer = finalizer_tile(programs, few_columns=n <= (1024 if centered else 4096))
         return BackwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, programs, *finalizer, stages)
     # A fixed number of parts must not depend on how many groups of slices a GPU can hold. Rows that are not made of
     # 16-byte pieces are loaded element by element, for which the registers do not suffice.
@@ -331,10 +356,19 @@ def _slices(n: int, most: int) -> tuple[int, int]:
     return slices, 64 * ceil_div(n, 64 * slices)
 
 
-def finalizer_tile(parts: int) -> tuple[int, int]:
+def stays_with_triton(n: int, *, centered: bool, residual: bool) -> bool:
+    """Whether a forward of rows of n columns is Triton's also where there is the clustered kernel."""
+    walked = not centered and not residual and n % _WALK_STEP == 0
+    partial = 8192 < n < 16384 and not walked
+    return n <= _FORWARD_TRITON_LIMIT[centered, residual] and not partial
+
+
+def finalizer_tile(parts: int, few_columns: bool = False) -> tuple[int, int]:
     """(parts, columns) of a finalizer tile: many parts at once, since a program waits 1 us for every step.
 
-    512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200).
+    512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200). Where there are few columns, and so few
+    programs, 8 of them are best at any number of parts: RMSNorm 1024 x 256 4.69 -> 4.18 us, 1024 x 1024 6.59 -> 6.19,
+    1024 x 4096 11.45 -> 11.21, but LayerNorm, which has two vectors, 1024 x 2048 8.57 -> 8.76.
     """
     block_p = max(16, min(512, next_power_of_2(parts)))
-    return block_p, 4096 // block_p
+    return block_p, min(8, 4096 // block_p) if few_columns else 4096 // block_p

@@ -44,18 +44,21 @@ def norm_fwd_kernel(
     LOADS: tl.constexpr,
     STORES: tl.constexpr,
     EARLY: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WIDTH: tl.constexpr,
     PTX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (t, h) normalises rows [t * BLOCK_M, + BLOCK_M) of head h whole: BLOCK_N >= N, equal if WHOLE.
+    """Program (t, h) normalises rows [t * BLOCK_M, + BLOCK_M) of head h whole: BLOCK_N >= N.
+
+    WIDTH: N, where it is compiled into the kernel, which then knows of most columns that they exist; else 0.
 
     PDL: launched while the kernel ahead of it ends. It lets nobody start earlier itself (`gdc_launch_dependents`): the
     next one's programs would take places that this one's still need.
     """
     if PDL:
         wait_for_kernels_ahead()
-    N = N * UNIT
+    N = WIDTH if WIDTH else N * UNIT
+    WHOLE: tl.constexpr = WIDTH == BLOCK_N
     head = tl.program_id(1)
     # Rows beyond the last are the last one once more: the same values go to the same places.
     rows = tl.minimum(tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), M - 1)  # [BLOCK_M]

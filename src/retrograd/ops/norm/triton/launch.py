@@ -12,12 +12,12 @@ from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults
 from retrograd.ops.norm.launch_cache import CompiledLaunch, KeptBackward, backward_key, forward_key
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
-    FORWARD_TRITON_LIMIT,
     BackwardPlan,
     ForwardPlan,
     Kind,
     plan_backward,
     plan_forward,
+    stays_with_triton,
 )
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
@@ -52,9 +52,8 @@ def norm_fwd(
     two-pass variance.
     """
     x, weight, bias, residual = tensors
-    n = x.shape[1]
-    widest = FORWARD_TRITON_LIMIT[spec.centered, residual is not None]
-    if n > widest and plan is None and clusters.forward_by_clusters(tensors):
+    stays = stays_with_triton(x.shape[1], centered=spec.centered, residual=residual is not None)
+    if not stays and plan is None and clusters.forward_by_clusters(tensors):
         from retrograd.ops.norm.cuda import norm_fwd_wide
 
         return norm_fwd_wide(tensors, spec, wanted)
@@ -95,7 +94,8 @@ def _first_forward(
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = unit_of(n, x_stride, residual_stride)
     tile = plan.kind is Kind.TILE
-    how = (plan.loads, plan.stores, plan.early, n == plan.block_n) if tile else (n % plan.block_n == 0, plan.unroll)
+    width = n if plan.static_n or n == plan.block_n else 0
+    how = (plan.loads, plan.stores, plan.early, width) if tile else (n % plan.block_n == 0, plan.unroll)
     rest = (
         x_stride // unit, residual_stride // unit, rows // heads, n // unit, heads, spec.eps, unit,
         spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype], plan.block_m, plan.block_n, *how,
