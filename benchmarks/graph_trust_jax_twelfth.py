@@ -393,7 +393,7 @@ def gates(o: Options) -> tuple:
             out = net(p, xs, lengths, key)
             return jnp.mean(optax.sigmoid_focal_loss(out, y, gamma=o["focus"])) + o["l2"] * jnp.sum(p["h"] ** 2)
 
-        axes = {k: 0 for k in p} | ({"out": None} if o["shared"] else {})
+        axes = dict.fromkeys(p, 0) | ({"out": None} if o["shared"] else {})
         mapped = jax.vmap(jax.value_and_grad(loss), (axes, 0))
         return mapped(p, keys)
 

@@ -66,12 +66,16 @@ def test_operations_that_the_other_graph_has_not_are_not_computed_again() -> Non
     ("text", "within", "told"),
     [
         ("+ 4 x broadcast, get-tuple-element pred[3,4] x2 with false in B only", "the body of while w", False),
-        ("+ 4 x broadcast, get-tuple-element pred[3,4] x2 with false in B only", "", True),
+        ("+ 4 x broadcast, get-tuple-element pred[3,4] x2 with false in B only", "", False),
         ("+ 4 x broadcast, get-tuple-element, sine f32[3,4] in B only", "the body of while w", True),
         ("+ broadcast f32[3,4] with 2 in B only", "the body of while w", True),
+        ("+ broadcast f32[3,4] with 2 in B only", "", False),
+        ("+ broadcast f32[3,4] in B only", "the body of while w", False),
     ],
 )
-def test_what_a_loop_is_given_to_fill_follows_from_what_changed_in_it(text: str, within: str, told: bool) -> None:
+def test_what_is_only_spread_follows_from_what_changed_beside_it_or_in_a_loop(
+    text: str, within: str, told: bool
+) -> None:
     packed = Placed(Cause("instruction_inserted", text))
     inner = Placed(Cause("instruction_replaced", "tanh f32[4] replaced by sine f32[4]"), within)
     assert (packed in first_causes([packed, inner])[0]) is told

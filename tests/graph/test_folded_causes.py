@@ -100,3 +100,112 @@ def test_a_weight_that_is_turned_around_stands_where_it_is_read(turn: str, first
     told = [c.what for c in graph.diff(*(graph.parse(side, "x")[0] for side in sides)).causes]
     assert len(told) == 2
     assert first in told[0]
+
+
+LOOPS = """HloModule m
+
+%body.1 (s: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %s = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[4] get-tuple-element(%s), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %y = f32[4] tanh(%x)
+  ROOT %t = (s32[], f32[4]) tuple(%next, %y)
+}
+
+%body.2 (s: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %s = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[4] get-tuple-element(%s), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %y = f32[4] sine(%x)
+  ROOT %t = (s32[], f32[4]) tuple(%next, %y)
+}
+
+%going (s: (s32[], f32[4])) -> pred[] {
+  %s = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %five = s32[] constant(5)
+  ROOT %less = pred[] compare(%i, %five), direction=LT
+}
+
+ENTRY %main (a: f32[4], b: f32[4]) -> (f32[4], f32[4]) {
+  %a = f32[4] parameter(0)
+  %b = f32[4] parameter(1)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[4]) tuple(%zero, %a)
+  %first = (s32[], f32[4]) while(%start), condition=%going, body=%body.1
+  %between = f32[4] get-tuple-element(%first), index=1
+  %then = (s32[], f32[4]) tuple(%zero, %between)
+  %second = (s32[], f32[4]) while(%then), condition=%going, body=%body.2
+  %out = f32[4] get-tuple-element(%second), index=1
+  ROOT %r = (f32[4], f32[4]) tuple(%out, %between)
+}
+"""
+FIRST = ("tanh(%x)", "negate(%x)")
+SECOND = ("sine(%x)", "logistic(%x)")
+
+
+def told(a: str, b: str) -> list[str]:
+    return [c.what for c in graph.diff(graph.parse(a, "A")[0], graph.parse(b, "B")[0]).causes]
+
+
+def test_what_a_loop_behind_another_computes_follows_from_that_one() -> None:
+    both = LOOPS.replace(*FIRST).replace(*SECOND)
+    assert told(LOOPS, both) == ["in the body of while first: tanh f32[4] replaced by negate f32[4]"]
+    assert told(LOOPS, LOOPS.replace(*SECOND)) == [
+        "in the body of while second: sine f32[4] replaced by logistic f32[4]"
+    ]
+
+
+def test_loops_that_do_not_read_each_other_are_both_told() -> None:
+    apart = LOOPS.replace("tuple(%zero, %between)", "tuple(%zero, %b)")
+    assert len(told(apart, apart.replace(*FIRST).replace(*SECOND))) == 2
+
+
+def test_a_number_in_a_loop_behind_another_is_told() -> None:
+    body = LOOPS.replace("%y = f32[4] sine(%x)", "%c = f32[4] constant({1,2,3,4})\n  %y = f32[4] add(%x, %c)")
+    other = body.replace(*FIRST).replace("{1,2,3,4}", "{1,2,7,4}")
+    assert sorted(cause.partition(": ")[2][:8] for cause in told(body, other)) == ["constant", "tanh f32"]
+
+
+CARRIES = """HloModule m
+
+%body (s: (s32[], f32[4], f32[4])) -> (s32[], f32[4], f32[4]) {
+  %s = (s32[], f32[4], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[4] get-tuple-element(%s), index=1
+  %u = f32[4] get-tuple-element(%s), index=2
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %z = f32[4] maximum(%x, %u)
+  %y = f32[4] tanh(%z)
+  ROOT %t = (s32[], f32[4], f32[4]) tuple(%next, %y, %u)
+}
+
+%going (s: (s32[], f32[4], f32[4])) -> pred[] {
+  %s = (s32[], f32[4], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %five = s32[] constant(5)
+  ROOT %less = pred[] compare(%i, %five), direction=LT
+}
+
+ENTRY %main (a: f32[8]) -> f32[4] {
+  %a = f32[8] parameter(0)
+  %zero = s32[] constant(0)
+  %x = f32[4] slice(%a), slice={[0:4]}
+  %u = f32[4] slice(%a), slice={[4:8]}
+  %start = (s32[], f32[4], f32[4]) tuple(%zero, %x, %u)
+  %loop = (s32[], f32[4], f32[4]) while(%start), condition=%going, body=%body
+  ROOT %r = f32[4] get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_what_is_only_chosen_for_a_loop_follows_from_what_is_done_with_it() -> None:
+    plain = CARRIES.replace(", f32[4], f32[4])", ", f32[4])").replace("  %z = f32[4] maximum(%x, %u)\n", "")
+    plain = "\n".join(line for line in plain.split("\n") if not line.startswith("  %u ")).replace(", %u)", ")")
+    (cause,) = told(CARRIES, plain.replace("tanh(%z)", "tanh(%x)"))
+    assert cause.startswith("in the body of while loop: - maximum f32[4]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -139,11 +140,13 @@ class _Comparison:
         if entry:
             self.entry = view
         follows, renewed = downstream.following(view, explained[0])
-        inner, more = self.called(view, renewed)
+        callers, more = self.called(view, renewed)
         kept = [cause for k, cause in enumerate(explained[0]) if k not in follows]
         where = precedence.positions(view, kept)
-        causes = [Placed(c, "", view.changes.get(c, ()), at) for c, at in zip(kept, where, strict=True)] + inner
-        more += sum(explained[0][k].count for k in follows)
+        own = [Placed(c, "", view.changes.get(c, ()), at) for c, at in zip(kept, where, strict=True)]
+        causes = _before_calls(view, own, callers)
+        more += sum(c.count for c in explained[0]) + sum(p.cause.count for inner in callers.values() for p in inner)
+        more -= sum(p.cause.count for p in causes)
         unexplained = [Placed(_unexplained(view))] * (entry and not self.unknown)
         return causes or unexplained, explained[1] + more
 
@@ -232,8 +235,8 @@ class _Comparison:
             and view.same_operands(a, b)
         )
 
-    def called(self, view: View, renewed: set[int]) -> tuple[list[Placed], int]:
-        """Causes inside computations that partners call: each pair of computations once, with the number of callers.
+    def called(self, view: View, renewed: set[int]) -> tuple[dict[int, list[Placed]], int]:
+        """Causes inside computations that partners call, by caller: each pair of computations once.
 
         What is computed in another way in those that take other parameters, `renewed`, follows from these.
         """
@@ -250,7 +253,7 @@ class _Comparison:
                 if bodies_a[x] != bodies_b[y]:
                     loop = view.a.form.labels[a][0] == "while"
                     callers.setdefault((role, x, y), (a, places_of(view.matching, a, b) if loop else None))
-        causes: list[Placed] = []
+        causes: dict[int, list[Placed]] = defaultdict(list)
         consequences = 0
         for (role, x, y), (a, places) in callers.items():
             if (bodies_a[x], bodies_b[y]) in self.compared:
@@ -262,7 +265,7 @@ class _Comparison:
             place = f"the {role} of {view.a.form.labels[a][0]} {view.a.name(a)}"
             for p in kept:
                 at = (a + p.position / 2) / len(view.a.form)  # a literal of the caller stands half a place behind
-                causes.append(replace(p, within=f"{place}: in {p.within}" if p.within else place, position=at))
+                causes[a].append(replace(p, within=f"{place}: in {p.within}" if p.within else place, position=at))
         return causes, consequences
 
     def count_steps(self, view: View, a: int, b: int, branches_a: int, branches_b: int) -> None:
@@ -336,6 +339,18 @@ def _about_parameters(cause: Cause) -> bool:
     return cause.kind in ("parameter_added", "parameter_removed") or (
         cause.kind in ("shape_changed", "dtype_changed") and cause.what.startswith("parameter")
     )
+
+
+def _before_calls(view: View, own: list[Placed], callers: dict[int, list[Placed]]) -> list[Placed]:
+    """The causes of a computation and of what it calls, without those behind a call that computes something else."""
+    if not callers:
+        return own
+    inside = {a: [p.cause for p in inner] for a, inner in callers.items()}
+    follows, behind = downstream.across_calls(view, [p.cause for p in own], inside)
+    rest = [p for k, p in enumerate(own) if k not in follows]
+    for a, inner in callers.items():
+        rest += [p for p in inner if a not in behind or p.cause.kind not in downstream.BEHIND_CALLS]
+    return rest or [*own, *(p for inner in callers.values() for p in inner)]
 
 
 def _cost(hypothesis: _Hypothesis) -> tuple[int, int]:

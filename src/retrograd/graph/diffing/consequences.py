@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from retrograd.graph.diffing.literals import same_in
-from retrograd.graph.schema import COMPILES_AGAIN, Cause
+from retrograd.graph.schema import COMPILES_AGAIN, Cause, Kind
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 # A quotient of two sizes goes into the graph as a float32, with 24 bits.
@@ -36,6 +36,9 @@ _KEYS = re.compile(r"(?:\d+ x )?slice u32\[(?:\d+,)+2\] ")  # of a random key, t
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
 _CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
 _MOVED = COMPILES_AGAIN | {"parameter_moved", "output_moved"}
+COMES_OR_GOES: frozenset[Kind] = frozenset(
+    {"parameter_added", "parameter_removed", "instruction_inserted", "instruction_removed", "instruction_replaced"}
+)
 Texts = Mapping[Cause, list[tuple[str, str]]]
 
 
@@ -62,6 +65,7 @@ def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
         _of_masks,
         _of_others,
         _of_copies,
+        _of_packs,
         _of_remat,
         _of_keys,
         _of_lengths,
@@ -178,6 +182,22 @@ def _of_copies(causes: list[Placed]) -> Iterator[Placed]:
     copies = [p for p in causes if only_copies(p.cause)]
     if len(copies) < sum(p.cause.kind not in _MOVED for p in causes):
         yield from copies
+
+
+def _of_packs(causes: list[Placed]) -> Iterator[Placed]:
+    """Values that are only spread, handed in or taken out, where something is computed in another way.
+
+    A number among them is told, unless it is in the same computation that something comes or goes.
+    """
+    packs = [p for p in causes if _only_spreads(p.cause)]
+    places = {p.within for p in causes if packs and p.cause.kind in COMES_OR_GOES and p not in packs}
+    yield from (p for p in packs if places and (p.within in places or " with " not in p.cause.what))
+
+
+def _only_spreads(cause: Cause) -> bool:
+    """Do only operations come or go that give a value another shape for what reads it?"""
+    sides = [operations_of(text) for text in cause.what.split(" replaced by ")]
+    return cause.kind.startswith("instruction") and all(own <= PACKS for own in sides)
 
 
 def _only_flags(placed: Placed, form: re.Pattern[str]) -> bool:

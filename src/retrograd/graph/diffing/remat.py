@@ -158,10 +158,11 @@ def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | Non
     operations_a, operations_b = _operations(forms_a, loops_a), _operations(forms_b, loops_b)
     more, fewer = operations_b - operations_a, operations_a - operations_b
     stacked_a, stacked_b = (_stacked(forms, loops) for forms, loops in ((forms_a, loops_a), (forms_b, loops_b)))
-    if carried_b < carried_a and stacked_b < stacked_a and _again(more, fewer, forms_b, forms_a):
-        only, saved, again = "B", carried_a - carried_b, more
-    elif carried_a < carried_b and stacked_a < stacked_b and _again(fewer, more, forms_a, forms_b):
-        only, saved, again = "A", carried_b - carried_a, fewer
+    # To compute again, a loop may have to be given as much as it saves less.
+    if carried_b <= carried_a and stacked_b < stacked_a and _again(more, fewer, forms_b, forms_a):
+        only, saved, again = "B", max(carried_a - carried_b, stacked_a - stacked_b), more
+    elif carried_a <= carried_b and stacked_a < stacked_b and _again(fewer, more, forms_a, forms_b):
+        only, saved, again = "A", max(carried_b - carried_a, stacked_b - stacked_a), fewer
     else:
         return None
     text = (
