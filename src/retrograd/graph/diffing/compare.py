@@ -154,7 +154,8 @@ class _Comparison:
         """What differs in loops as a whole."""
         if self.entry is None:
             return []
-        again = remat.find_cause(self.a, self.b, self.forms_a, self.forms_b)
+        ids = self.entry.a.exact, self.entry.b.exact
+        again = remat.find_cause(self.a, self.b, self.forms_a, self.forms_b, ids)
         return [*loops.steps_cause(self.steps), *([again] if again else [])]
 
     def simplest(self, form_a: Form, form_b: Form, numbered: _Ids, entry: bool, places: Places = None) -> _Hypothesis:
@@ -171,6 +172,8 @@ class _Comparison:
             return self.hypothesis(matching, numbered)
 
         best = tried(first)
+        if _cost(best) == (1, 0):  # no other correspondence can explain less than one instruction
+            return best
         if entry and any(c.kind in _DOUBTFUL for c in best[1][0]):
             best = min(best, tried(numbered), key=_cost)
         if entry and any(c.kind in _NAMED for c in best[1][0]):

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from retrograd.core.wording import count, some
-from retrograd.graph import keys
 from retrograd.graph.form import Form, elements
 from retrograd.graph.ir import Graph, Instruction
 from retrograd.graph.schema import Cause
@@ -33,11 +32,13 @@ _AGAIN = re.compile(r"rematted_computation/(?:(\w+)/)?")
 _REMAT_ADVICE = "jax.checkpoint or nn.remat is on in one of the two: what the backward needs is saved in the other"
 
 
-def find_cause(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
-    """At most one cause."""
+def find_cause(
+    a: Graph, b: Graph, forms_a: Forms, forms_b: Forms, ids: tuple[list[bytes], list[bytes]]
+) -> Cause | None:
+    """At most one cause. `ids` are keys of the values of both entries, which tell parameters apart."""
     if a.format == "fx":
         return _of_saved(a, b) or _of_forward(a, b)
-    return _in_loops(a, b, forms_a, forms_b) or _elsewhere(a, b, forms_a, forms_b)
+    return _in_loops(a, b, forms_a, forms_b) or _elsewhere(a, b, forms_a, forms_b, ids)
 
 
 def _of_saved(a: Graph, b: Graph) -> Cause | None:
@@ -99,8 +100,10 @@ def _stem(ins: Instruction) -> tuple[str, str]:
     return ins.name.rstrip("0123456789").rstrip("_"), ins.shape
 
 
-def _elsewhere(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
-    (again_a, named_a), (again_b, named_b) = _again_of(a, forms_a), _again_of(b, forms_b)
+def _elsewhere(
+    a: Graph, b: Graph, forms_a: Forms, forms_b: Forms, ids: tuple[list[bytes], list[bytes]]
+) -> Cause | None:
+    (again_a, named_a), (again_b, named_b) = _again_of(a, forms_a, ids[0]), _again_of(b, forms_b, ids[1])
     # Values that are there twice in both say nothing: torch_xla gathers weights again, behind barriers.
     if len(again_a) == len(again_b) or (again_a and again_b and not (named_a and named_b)):
         return None
@@ -119,7 +122,7 @@ def _elsewhere(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | No
     return Cause("remat_changed", text, "", _REMAT_ADVICE, *sides, abs(len(again_a) - len(again_b)))
 
 
-def _again_of(graph: Graph, forms: Forms) -> tuple[list[tuple[Form, int]], bool]:
+def _again_of(graph: Graph, forms: Forms, ids: list[bytes]) -> tuple[list[tuple[Form, int]], bool]:
     """Operations that are computed again, those of loops where the text calls them so; whether it does."""
     form = forms[graph.entry]
     named = [
@@ -131,7 +134,7 @@ def _again_of(graph: Graph, forms: Forms) -> tuple[list[tuple[Form, int]], bool]
     ]
     if named or not form.barriers:
         return [(body, n) for body, n in named if body.labels[n][0] not in _BOOKKEEPING], True
-    ids, seen, again = keys.digests(form, keys.bodies(graph, forms), form.numbers), set[bytes](), list[int]()
+    seen, again = set[bytes](), list[int]()
     for n, own in enumerate(ids):
         if own in seen and form.live[n] and form.labels[n][0] not in _BOOKKEEPING:
             again.append(n)
