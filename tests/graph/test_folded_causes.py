@@ -7,6 +7,7 @@ import pytest
 from retrograd import graph
 from retrograd.graph.diffing.consequences import Placed, first_causes
 from retrograd.graph.diffing.literals import reduction, rounded
+from retrograd.graph.diffing.merging import merged
 from retrograd.graph.schema import Cause, Kind
 
 
@@ -209,3 +210,66 @@ def test_what_is_only_chosen_for_a_loop_follows_from_what_is_done_with_it() -> N
     plain = "\n".join(line for line in plain.split("\n") if not line.startswith("  %u ")).replace(", %u)", ")")
     (cause,) = told(CARRIES, plain.replace("tanh(%z)", "tanh(%x)"))
     assert cause.startswith("in the body of while loop: - maximum f32[4]")
+
+
+ADDED = cause("parameter_added", "+ 1 parameter f32[4], used by add")
+ORDER = cause("parameter_moved", "3 of 9 parameters moved: the same ones in another order (shifts -1 x3)")
+OTHER = cause("operand_changed", "broadcast f32[2,6]: operand 0 is parameter f32[] (p) instead of parameter f32[] (q)")
+READS = cause("operand_changed", "broadcast f32[2,6]: operand 0 is parameter f32[] (p) instead of add f32[] (q)")
+
+
+def test_another_order_of_parameters_follows_where_one_comes() -> None:
+    assert kept(ADDED, ORDER, OTHER, READS) == [ADDED.cause.what, READS.cause.what]
+    assert kept(ORDER, OTHER) == [ORDER.cause.what, OTHER.cause.what]
+
+
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [
+        ("- 2 parameters f32[16,16] x2, used by dot", []),  # f32[16,16] -> f32[32,16], as others did
+        ("- 2 parameters f32[16,8] x2, used by dot", ["parameter_removed", "parameter_added"]),
+    ],
+)
+def test_parameters_that_come_and_go_in_shapes_in_which_others_changed(gone: str, told: list[str]) -> None:
+    reshaped = cause("shape_changed", "parameter 1 f32[16,16] -> f32[32,16]", ("f32[16,16] ", "f32[32,16] "))
+    come = Placed(Cause("parameter_added", "+ 2 parameters f32[32,16] x2, used by dot", a=(), b=("b",), count=2))
+    left = Placed(Cause("parameter_removed", gone, a=("a",), b=(), count=2))
+    assert [p.cause.kind for p in first_causes([reshaped, left, come])[0]] == ["shape_changed", *told]
+
+
+def test_a_number_that_changed_in_several_operations_is_one_cause() -> None:
+    def argument(operation: str, before: str, after: str) -> Placed:
+        what = f"{operation} f32[4] args=(%, {before}) -> args=(%, {after})"
+        return cause("attribute_changed", what, (f"f32[4] args=(%, {before})", f"f32[4] args=(%, {after})"))
+
+    alike = [argument("aten.lt.Scalar", "5", "6"), argument("aten.remainder.Scalar", "5", "6")]
+    (both,) = merged(alike)
+    assert both.what == f"{alike[0].cause.what}; and {alike[1].cause.what}"
+    assert len(merged([alike[0], argument("aten.lt.Scalar", "5", "7")])) == 2
+
+
+NUMBERS = """HloModule m
+
+ENTRY e {{
+  p = f32[4] parameter(0)
+  one = f32[] constant({})
+  two = f32[] constant({})
+  a = f32[4] broadcast(one), dimensions={{}}
+  b = f32[4] broadcast(two), dimensions={{}}
+  m = f32[4] multiply(p, a)
+  s = f32[4] add(p, b)
+{}
+  ROOT r = (f32[4], f32[4], f32[4]) tuple(m, s, w)
+}}
+"""
+LONG = "  t = f32[4] tanh(p)\n  n = f32[4] negate(t)\n  w = f32[4] exponential(n)"
+
+
+def test_numbers_that_both_graphs_have_are_no_cause_where_much_comes_or_goes() -> None:
+    plain, changed = NUMBERS.format("3", "7", "  w = f32[4] sine(p)"), NUMBERS.format("7", "3", LONG)
+    assert not any("constant" in what for what in told(plain, changed))
+    assert any("3 -> 8" in what for what in told(plain, NUMBERS.format("8", "7", LONG)))
+    assert any(
+        "constant" in what or "operand" in what
+        for what in told(plain, NUMBERS.format("7", "3", "  w = f32[4] sine(p)"))
+    )

@@ -142,6 +142,8 @@ class _Comparison:
         follows, renewed = downstream.following(view, explained[0])
         callers, more = self.called(view, renewed)
         kept = [cause for k, cause in enumerate(explained[0]) if k not in follows]
+        others = precedence.borrowed(view, kept)
+        kept = [cause for k, cause in enumerate(kept) if k not in others]
         where = precedence.positions(view, kept)
         own = [Placed(c, "", view.changes.get(c, ()), at) for c, at in zip(kept, where, strict=True)]
         causes = _before_calls(view, own, callers)

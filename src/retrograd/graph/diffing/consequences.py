@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +33,8 @@ _WIDE = frozenset({"f32", "f64", "s32", "u32", "s64", "pred"})  # what a program
 _BROUGHT = re.compile(r", with (\d+) (?:new )?parameter")
 _COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default", "copy", "bitcast"})
 _COUNT = re.compile(r"(?:[+-] )?(?:\d+ x )?")
+_ONE_FOR_ANOTHER = re.compile(r"operand \d+ is (parameter \S+) \(\S+\) instead of \1 \(")
+_EACH = re.compile(r"(\w+\[[\d,]*\])(?: x(\d+))?")
 _KEYS = re.compile(r"(?:\d+ x )?slice u32\[(?:\d+,)+2\] ")  # of a random key, two words each
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
 _CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
@@ -66,6 +69,8 @@ def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
         _of_others,
         _of_copies,
         _of_packs,
+        _of_order,
+        _of_strangers,
         _of_remat,
         _of_keys,
         _of_lengths,
@@ -189,9 +194,40 @@ def _of_packs(causes: list[Placed]) -> Iterator[Placed]:
 
     A number among them is told, unless it is in the same computation that something comes or goes.
     """
-    packs = [p for p in causes if _only_spreads(p.cause)]
+    packs = [p for p in causes if _only_spreads(p.cause) or (p.cause.kind == "shape_changed" and _only_packs(p.cause))]
     places = {p.within for p in causes if packs and p.cause.kind in COMES_OR_GOES and p not in packs}
     yield from (p for p in packs if places and (p.within in places or " with " not in p.cause.what))
+
+
+def _of_order(causes: list[Placed]) -> Iterator[Placed]:
+    """Another order of parameters, and which of several of one shape is read, where parameters come or go."""
+    signature = [p for p in causes if p.cause.kind in ("parameter_added", "parameter_removed") and not p.within]
+    if signature:
+        kinds = ("parameter_moved", "output_moved")
+        yield from (
+            p for p in causes if not p.within and (p.cause.kind in kinds or _ONE_FOR_ANOTHER.search(p.cause.what))
+        )
+
+
+def _of_strangers(causes: list[Placed]) -> Iterator[Placed]:
+    """Parameters that come and go in two shapes in which others have changed: without a name, nobody knows which."""
+    pairs = {change for p in _reshaped_parameters(causes) for change in p.changes}
+    sides = [
+        [p for p in causes if p.cause.kind == kind and not p.within]
+        for kind in ("parameter_removed", "parameter_added")
+    ]
+    if pairs and [len(side) for side in sides] == [1, 1]:
+        before, after = (Counter(_shapes_of(side[0].cause.what)) for side in sides)
+        same = sum(before.values()) == sides[0][0].cause.count and sides[0][0].cause.count == sides[1][0].cause.count
+        alike = len(before) == len(after) == 1
+        if same and alike and (f"{next(iter(before))} ", f"{next(iter(after))} ") in pairs:
+            yield from (side[0] for side in sides)
+
+
+def _shapes_of(text: str) -> Iterator[str]:
+    """The shapes of parameters that come or go, each as often as there are: "+ 3 parameters f32[4] x2, f32[], used"."""
+    for shape, often in _EACH.findall(text.partition(", used by")[0]):
+        yield from [shape] * int(often or 1)
 
 
 def _only_spreads(cause: Cause) -> bool:

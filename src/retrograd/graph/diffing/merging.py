@@ -26,7 +26,38 @@ def merged(causes: Iterable[Placed]) -> list[Cause]:
         total = sum(p.cause.count for p in alike)
         cause = replace(first, what=text, a=names_a, b=names_b, count=total)
         result.append(Placed(cause, changes=tuple(change for p in alike for change in p.changes)))
-    return _in_proportion(result)
+    return _in_proportion(_of_one_number(result))
+
+
+def _of_one_number(causes: list[Placed]) -> list[Placed]:
+    """Arguments of several operations in which the same numbers changed, as one cause: 5 -> 6 in a split and a sum."""
+    leads: dict[tuple[tuple[float, float], ...], int] = {}
+    result: list[Placed] = []
+    for placed in causes:
+        cause, numbers = placed.cause, _numbers(placed)
+        lead = leads.get(numbers, -1) if numbers else -1
+        if lead < 0:
+            if numbers:
+                leads[numbers] = len(result)
+            result.append(placed)
+            continue
+        first = result[lead].cause
+        sides = first.a + cause.a, first.b + cause.b
+        both = replace(
+            first, what=f"{first.what}; and {cause.what}", a=sides[0], b=sides[1], count=first.count + cause.count
+        )
+        result[lead] = replace(result[lead], cause=both, changes=result[lead].changes + placed.changes)
+    return result
+
+
+def _numbers(placed: Placed) -> tuple[tuple[float, float], ...]:
+    """The numbers that changed in arguments of operations of FX, each pair once; none if more did."""
+    if placed.cause.kind != "attribute_changed" or not all(
+        "args=" in side for change in placed.changes for side in change
+    ):
+        return ()
+    pairs = {pair for before, after in placed.changes for pair in differing(before, after)}
+    return tuple(sorted(pairs)) if (0.0, 1.0) not in pairs else ()
 
 
 def _in_proportion(causes: list[Placed]) -> list[Cause]:

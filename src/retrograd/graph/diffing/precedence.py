@@ -51,6 +51,33 @@ def positions(view: View, causes: Sequence[Cause]) -> list[float]:
     return places
 
 
+def borrowed(view: View, causes: Sequence[Cause]) -> set[int]:
+    """The places of constants of which one graph has either number anyway, where much is computed in another way.
+
+    No number changed then: the operations that are left read another one of those that there are.
+    """
+    sides = nodes_of(view.a, causes), nodes_of(view.b, causes)
+    much = any(
+        len({half.form.labels[n][0] for n in _operations(half, own[k])}) >= _FEWEST
+        for k, cause in enumerate(causes[:MOST])
+        if cause.kind in _REGIONS
+        for half, own in zip((view.a, view.b), sides, strict=True)
+    )
+    numbers = [k for k, cause in enumerate(causes) if much and cause.kind == "constant_changed"]
+    known = [_scalars(half) for half in (view.a, view.b)] if numbers else []
+    return {
+        k
+        for k in numbers
+        if all(before in known[1] and after in known[0] for before, after in view.changes.get(causes[k], (("", ""),)))
+    }
+
+
+def _scalars(half: Half) -> set[str]:
+    """The scalar constants of one side, shape before literal, and those that operations have as arguments."""
+    form = half.form
+    return {" ".join(form.labels[n][1:]) for n in form.literals if form.live[n] and form.labels[n][0] == "constant"}
+
+
 def _computed(half: Half, nodes: list[int]) -> list[int]:
     """The nodes that compute, if any does: what a loop is given stands at its beginning, wherever it is used."""
     return [n for n in nodes if not half.form.literals.issuperset(half.form.operands[n])] or nodes
@@ -83,6 +110,7 @@ def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[t
     """Pairs of a cause and another that it explains: of numbers and regions."""
     halves = list(zip((view.a, view.b), sides, strict=True))
     numbers = [c for c, cause in enumerate(causes[:MOST]) if cause.kind == "constant_changed"]
+    known = [_scalars(half) for half in (view.a, view.b)] if numbers else []
     for k in [k for k, cause in enumerate(causes[:MOST]) if numbers and cause.kind in _REGIONS]:
         work = [(half, _operations(half, nodes[k]), set(nodes[k])) for half, nodes in halves]
         names = [{half.form.labels[n][0] for n in own} for half, own, _ in work]
@@ -91,11 +119,19 @@ def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[t
             told = list(_numbers(view.changes.get(causes[c], ())))
             if min(map(len, names)) <= 1 and any(_reads(half, own, told) for half, own in alone):
                 yield c, k
-            elif len(names[0] | names[1]) >= _FEWEST and any(
-                region and _leads_into(half, nodes[c], region)
-                for (half, _, region), (_, nodes) in zip(work, halves, strict=True)
+            elif len(names[0] | names[1]) >= _FEWEST and (
+                any(
+                    region and _leads_into(half, nodes[c], region)
+                    for (half, _, region), (_, nodes) in zip(work, halves, strict=True)
+                )
+                or _is_there(known, view.changes.get(causes[c], ()))
             ):
                 yield k, c
+
+
+def _is_there(known: list[set[str]], changes: Sequence[tuple[str, str]]) -> bool:
+    """Has the other graph one of the two numbers anyway, for each of the changes?"""
+    return bool(changes) and all(before in known[1] or after in known[0] for before, after in changes)
 
 
 def _numbers(changes: Sequence[tuple[str, str]]) -> Iterator[float]:
