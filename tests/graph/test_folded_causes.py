@@ -273,3 +273,19 @@ def test_numbers_that_both_graphs_have_are_no_cause_where_much_comes_or_goes() -
         "constant" in what or "operand" in what
         for what in told(plain, NUMBERS.format("7", "3", "  w = f32[4] sine(p)"))
     )
+
+
+FORWARD = """class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "f32[4, 4]", primals_2: "f32[4, 4]"):
+        mm: "f32[4, 4]" = torch.ops.aten.mm.default(primals_1, primals_2)
+        tanh: "f32[4, 4]" = torch.ops.aten.tanh.default(mm)
+        sub: "f32[4, 4]" = torch.ops.aten.sub.Tensor(tanh, 3)
+        return (sub, mm, tanh)
+"""
+
+
+def test_the_order_in_which_a_forward_saves_follows_from_what_it_computes() -> None:
+    other = FORWARD.replace("(sub, mm, tanh)", "(sub, tanh, mm)")
+    assert told(FORWARD, other)[0].endswith("in another order: now output 2, saved for backward")
+    (cause,) = told(FORWARD, other.replace(", 3)", ", 4)"))
+    assert "args=(%, 3) -> args=(%, 4)" in cause

@@ -246,7 +246,7 @@ def _only_flags(placed: Placed, form: re.Pattern[str]) -> bool:
 def _of_saved(causes: list[Placed]) -> Iterator[Placed]:
     """What a forward of AOTAutograd saves and its backward takes, where something is computed in another way."""
     saved = [p for p in causes if not p.within and "saved for backward" in p.cause.what]
-    if len(saved) < sum(p.cause.kind not in _MOVED for p in causes):
+    if any(p.cause.kind not in _MOVED for p in causes if p not in saved):
         yield from saved
 
 

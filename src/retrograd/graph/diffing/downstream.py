@@ -77,10 +77,8 @@ def across_calls(view: View, causes: Sequence[Cause], callers: dict[int, list[Ca
     sides = [nodes_of(half, few) for half in (view.a, view.b)]
     working = {a for a, inner in callers.items() if any(map(_computes, inner))}
     handed = {k for k, cause in enumerate(few) if _hands_in(view, cause, [side[k] for side in sides], working)}
-    leads: list[tuple[list[int], list[int]]] = []  # nodes on either side
-    for k, cause in enumerate(few):
-        if _computes(cause) and k not in handed:
-            leads.append((sides[0][k], sides[1][k]))
+    # Nodes on either side of what comes first.
+    leads = [(sides[0][k], sides[1][k]) for k, cause in enumerate(few) if _computes(cause) and k not in handed]
     leads += [([a], [view.a.partner[a]]) for a in working]
     own_a, own_b = defaultdict[int, int](int), defaultdict[int, int](int)
     for k, (nodes_a, nodes_b) in enumerate(leads[:MOST]):

@@ -35,10 +35,8 @@ def _of_one_number(causes: list[Placed]) -> list[Placed]:
     result: list[Placed] = []
     for placed in causes:
         cause, numbers = placed.cause, _numbers(placed)
-        lead = leads.get(numbers, -1) if numbers else -1
-        if lead < 0:
-            if numbers:
-                leads[numbers] = len(result)
+        lead = leads.setdefault(numbers, len(result)) if numbers else len(result)
+        if lead == len(result):
             result.append(placed)
             continue
         first = result[lead].cause

@@ -50,7 +50,7 @@ def outputs(view: View) -> list[Cause]:
     b = [view.b.form.outputs[j] for _, j in moved]
     i, j = moved[0]
     many = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-    text = f"output {i} {view.a.describe(a[0])}{many} in another order: now output {j}"
+    text = f"output {i} {view.a.describe(a[0])}{many} in another order: now output {j}{_saves(view)}"
     advice = "outputs are live tensors in the order of their creation: make them in the same order at every step"
     sides = view.a.names(a), view.b.names(b)
     return [Cause("output_moved", text, view.b.best_line(b), advice, *sides, len(moved))]
@@ -79,8 +79,16 @@ def operands(view: View) -> list[Cause]:
         x, y = form_a.outputs[i], form_b.outputs[j]
         if _rewired(view, (x,), (y,)):
             text = f"output {i} is {view.a.describe(x)} ({view.a.name(x)}) -> {view.b.describe(y)} ({view.b.name(y)})"
+            text += _saves(view) if view.a.describe(x) == view.b.describe(y) else ""
             causes.append(_rewire(view, x, y, text))
     return _together(causes)
+
+
+def _saves(view: View) -> str:
+    """Of a forward of AOTAutograd: most of what it returns is what its backward reads."""
+    names = [view.a.form.origins[n].name for n in view.a.form.parameters]
+    forward = view.a.graph.format == "fx" and any(name.startswith("primals_") for name in names)
+    return ", saved for backward" if forward and not any(name.startswith("tangents_") for name in names) else ""
 
 
 def _together(causes: list[Cause]) -> list[Cause]:
