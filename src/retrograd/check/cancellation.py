@@ -6,6 +6,7 @@ computes the share a second time, from its own product and its own sum, has two 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,12 +31,10 @@ _STEP = tolerance.first_half("float64")
 class _Apart(Float64):
     """A run in which the backward has, where numbers cancel, a step of their size instead of 0, to either side."""
 
-    backward = False
-
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = about(func).name
         # In place, the first of them is overwritten.
-        terms = self._terms(name, args, kwargs) if self.backward else None
+        terms = self._terms(name, args, kwargs)
         out = super()._dispatch(func, args, kwargs)
         if terms is None or terms.shape != out.shape:
             return out
@@ -53,14 +52,10 @@ class _Apart(Float64):
 
 def results_apart(reference: Reference) -> Results:
     """What the reference gives where numbers that cancel in its backward leave a step; nothing if it refuses those."""
-    mode = _Apart()
-
-    def order(*args: Any) -> Results:
-        mode.backward = True
-        return first_order(*args)
-
+    gs = reference.grad_outs()  # before the forward, see `Reference.run`
     with may_refuse():  # the rest of the backward, such numbers
-        return reference.run(torch.float64, mode, order)
+        forward = replace(reference.forward(torch.float64, reference.exactly()), mode=_Apart())
+        return reference.results(forward, gs, torch.float64, first_order)
     return {}
 
 

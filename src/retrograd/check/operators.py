@@ -100,6 +100,9 @@ class OperatorTraits:
         exact: whether its results are, unless they add up.
         decomposition: what it is taken apart into; None where it is not.
         zeros: whether it makes zeros without memory.
+        smooth: whether it is among `SMOOTH`.
+        in_place: whether it changes its first operand, by its name.
+        view: whether all that it does is to look at memory that it was given in another way.
     """
 
     overload: Any
@@ -108,6 +111,9 @@ class OperatorTraits:
     exact: bool
     decomposition: Any
     zeros: bool
+    smooth: bool
+    in_place: bool
+    view: bool
 
 
 _KNOWN: dict[int, OperatorTraits] = {}
@@ -116,10 +122,14 @@ _KNOWN: dict[int, OperatorTraits] = {}
 def about(func: Any) -> OperatorTraits:
     operator = _KNOWN.get(id(func))
     if operator is None:
-        name = schema(func).name.removeprefix("aten::")
-        returns_alias = any(r.alias_info for r in schema(func).returns)
+        name, returns = schema(func).name.removeprefix("aten::"), schema(func).returns
+        returns_alias, in_place = any(r.alias_info for r in returns), name.endswith("_")
         exact = name in EXACT or name.removesuffix("_") in EXACT
-        zeros = is_zeros_without_memory(func)
-        operator = OperatorTraits(func, name, returns_alias, exact, DECOMPOSE.get(func), zeros)
+        zeros, taken_apart = is_zeros_without_memory(func), DECOMPOSE.get(func)
+        view = bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+        view = view and not in_place and taken_apart is None and name not in ADDING
+        operator = OperatorTraits(
+            func, name, returns_alias, exact, taken_apart, zeros, name in SMOOTH, in_place, view
+        )  # fmt: skip
         _KNOWN[id(func)] = operator
     return operator

@@ -187,8 +187,12 @@ class Reference:
     @property
     def _ordinary_key(self) -> Any:
         """Parameters and sizes; None where whole numbers may be others than at the ordinary case."""
-        ordinary = all(value == extreme_values.KINK for _, value in self.case.values)
-        return (self.case.params, self.case.sizes) if ordinary else None
+        tensors = self.spec.tensors
+        same = all(
+            extreme == extreme_values.KINK or (name in tensors and tensors[name].floating)
+            for name, extreme in self.case.values
+        )
+        return (self.case.params, self.case.sizes) if same else None
 
     def note_exact(self, mode: Float64) -> None:
         """Note what a run of first derivatives in float64 shows of such runs."""

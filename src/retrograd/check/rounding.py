@@ -116,6 +116,12 @@ def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return func(*args, **kwargs), args, kwargs
 
 
+@calls_theirs
+def _viewed(func: Any, args: Any) -> Any:
+    """What an operator returns that looks at memory in another way."""
+    return func(*args)
+
+
 def _made_lifted(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """The same, where what an operator makes of nothing in the default dtype is in float64 too."""
     out, args, kwargs = _run_lifted(func, args, kwargs)
@@ -249,6 +255,14 @@ class Float64(UnwrappedMode):
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         operator = about(func)
         name = operator.name
+        if operator.view and not (kwargs or self._every or self.record):
+            # Most operators of a recurrence are views, above all of several runs at once: nothing is to be rounded.
+            if not (operator.smooth or self._inside):
+                self.switches.add(name)
+            out = _viewed(func, args)
+            if not self.unit and isinstance(out, torch.Tensor):
+                self.elements += out.numel()
+            return out
         if kwargs:
             name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
             if kwargs.get("dtype") in _LIFTED:
@@ -264,7 +278,7 @@ class Float64(UnwrappedMode):
             func, self.changes = _ATEN.zeros.default, True
         multiplies = name in self._multiplying or (self._sums and contractions.contracts(name, args, kwargs))
         if self.products and not (operator.exact or operator.returns_alias):
-            args = self._of_other_runs(args, name.endswith("_"))
+            args = self._of_other_runs(args, operator.in_place)
         out, *lifted = _made_lifted(func, name, args, kwargs)
         self.changes = self.changes or lifted[0] is not args or lifted[1] is not kwargs
         args, kwargs = lifted
@@ -279,7 +293,7 @@ class Float64(UnwrappedMode):
         adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
         exact = (operator.exact or name == "floor_divide") and not adds_up
         if exact or _chooses(name, args) or operator.returns_alias:
-            return out if not name.endswith("_") or exact else self._in_place(out)
+            return out if not operator.in_place or exact else self._in_place(out)
         if stays_whole(name, out, args, self.unit):
             return out
         if isinstance(out, torch.Tensor):
