@@ -16,6 +16,7 @@ from retrograd.check import inputs as make
 from retrograd.check.callable_state import without_traces
 from retrograd.check.constraints import project
 from retrograd.check.last_run import LastRun
+from retrograd.check.layouts import REPEATING
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
 from retrograd.check.own_mistakes import calls_theirs, is_own_mistake, may_refuse
 from retrograd.check.rounding import AsWritten, Float64
@@ -134,14 +135,14 @@ class Batching:
         allowed: nothing speaks against it.
         refused: orders of derivatives for which it cannot be.
         checked: of parameters, sizes and orders at which such runs gave what each gives alone, the elements of a run.
-        unchanged: parameters and sizes at which a run in float64 has shown that its mode changes nothing. It shows that
-            of others where runs can be made at once: then none asks what its inputs hold.
+        unchanged: parameters and sizes at which a run in float64 has shown that its mode changes nothing, and what else
+            that has noted. It shows that of others where runs can be made at once: then none asks what its inputs hold.
     """
 
     allowed: bool = False
     refused: set[DerivativeOrder] = field(default_factory=set)
     checked: dict[Any, int] = field(default_factory=dict)
-    unchanged: set[Any] = field(default_factory=set)
+    unchanged: dict[Any, Float64] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -187,22 +188,21 @@ class Reference:
     @property
     def _ordinary_key(self) -> Any:
         """Parameters and sizes; None where whole numbers may be others than at the ordinary case."""
-        tensors = self.spec.tensors
-        same = all(
-            extreme == extreme_values.KINK or (name in tensors and tensors[name].floating)
-            for name, extreme in self.case.values
-        )
-        return (self.case.params, self.case.sizes) if same else None
+        floats = {"grad_out", *(name for name, tensor in self.spec.tensors.items() if tensor.floating)}
+        altered = [name for name, extreme in self.case.values if extreme != extreme_values.KINK]
+        altered += [name for name, layout in self.case.layouts if layout in REPEATING]
+        return (self.case.params, self.case.sizes) if floats.issuperset(altered) and not self.case.draw else None
 
     def note_exact(self, mode: Float64) -> None:
         """Note what a run of first derivatives in float64 shows of such runs."""
         if not mode.changes and self._ordinary_key is not None:
-            self.batching.unchanged.add(self._ordinary_key)
+            self.batching.unchanged[self._ordinary_key] = mode
 
     def exactly(self) -> Float64:
-        """The mode of a further run of first derivatives in float64, of which nothing but results is asked."""
+        """The mode of a further run of first derivatives in float64; nothing is asked of it that inputs decide."""
         at_once = self.batching.allowed and (self.case.params, self.case.sizes, first_order) in self.batching.checked
-        return AsWritten() if at_once and self._ordinary_key in self.batching.unchanged else Float64()
+        known = self.batching.unchanged.get(self._ordinary_key) if at_once else None
+        return AsWritten.like(known) if known is not None else Float64()
 
     @calls_theirs
     def call(self, inputs: dict[str, Any]) -> Outputs:
