@@ -199,8 +199,31 @@ def test_a_reference_that_the_mode_leaves_as_it_is_runs_without_it(function, alo
     shift = {"x": torch.full((6, 48), 0.5, dtype=torch.float64)}
     moved_runs(reference, [shift, shift])
     assert isinstance(reference.exactly(), AsWritten) == alone
-    again = reference.run(torch.float64, reference.exactly())
+    again, mode, plain = reference.run(torch.float64, reference.exactly()), reference.exactly(), Float64()
     assert all(torch.equal(again[name], want) for name, want in exact.items())
+    if alone:  # what a mode notes of the operators is known of it
+        reference.run(torch.float64, plain)
+        assert (mode.switches, mode.matrices, mode.elements) == (plain.switches, plain.matrices, plain.elements)
+
+
+def _picked(x, index):
+    return x.index_select(0, index).sin()
+
+
+@pytest.mark.parametrize(
+    ("changes", "alone"),
+    [
+        (dict(), True), (dict(values={"x": "nan"}), True), (dict(layouts={"x": "expanded"}), True), (dict(draw=1), False),
+        (dict(values={"index": "highest"}), False), (dict(layouts={"index": "expanded"}), False),
+    ],
+)  # fmt: skip
+def test_other_whole_numbers_may_ask_for_other_operators(changes, alone):
+    inputs = dict(x=rg.tensor("M", "N"), index=rg.tensor("M", dtype="int64", low=0, high="M"))
+    context = StageContext.of(rg.op(_picked, _picked, inputs, sizes=dict(M=6, N=48)), "float32")
+    truth_of(context.runner.reference(context.base), 2)
+    shift = {"x": torch.full((6, 48), 0.5, dtype=torch.float64)}
+    moved_runs(context.runner.reference(context.base), [shift, shift])
+    assert isinstance(context.runner.reference(context.base.but(**changes)).exactly(), AsWritten) == alone
 
 
 def _attention(q, k, v):
