@@ -367,8 +367,8 @@ def finalizer_tile(parts: int, few_columns: bool = False) -> tuple[int, int]:
     """(parts, columns) of a finalizer tile: many parts at once, since a program waits 1 us for every step.
 
     512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200). Where there are few columns, and so few
-    programs, 8 of them are best where each thread still loads 16 bytes: RMSNorm 1024 x 256 4.69 -> 4.18 us, 1024 x 1024 6.59 -> 6.19,
-    1024 x 4096 11.45 -> 11.21, but LayerNorm, which has two vectors, 1024 x 2048 8.57 -> 8.76.
+    programs, 8 of them are best, where each thread still loads 16 bytes: RMSNorm 1024 x 256 4.69 -> 4.18 us,
+    1024 x 1024 6.59 -> 6.19, 1024 x 4096 11.45 -> 11.21, but LayerNorm, of two vectors, 1024 x 2048 8.57 -> 8.76.
     """
     block_p = max(16, min(512, next_power_of_2(parts)))
     return block_p, 8 if few_columns and block_p >= 128 else 4096 // block_p
