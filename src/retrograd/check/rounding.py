@@ -29,6 +29,7 @@ from retrograd.check.operators import (
     OF_NAN,
     PRODUCTS,
     SMOOTH,
+    OperatorTraits,
     about,
 )
 from retrograd.check.own_mistakes import calls_theirs
@@ -256,13 +257,7 @@ class Float64(UnwrappedMode):
         operator = about(func)
         name = operator.name
         if operator.view and not (kwargs or self._every or self.record):
-            # Most operators of a recurrence are views, above all of several runs at once: nothing is to be rounded.
-            if not (operator.smooth or self._inside):
-                self.switches.add(name)
-            out = _viewed(func, args)
-            if not self.unit and isinstance(out, torch.Tensor):
-                self.elements += out.numel()
-            return out
+            return self._view(operator, args)
         if kwargs:
             name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
             if kwargs.get("dtype") in _LIFTED:
@@ -282,8 +277,7 @@ class Float64(UnwrappedMode):
         out, *lifted = _made_lifted(func, name, args, kwargs)
         self.changes = self.changes or lifted[0] is not args or lifted[1] is not kwargs
         args, kwargs = lifted
-        if not self.unit and isinstance(out, torch.Tensor):
-            self.elements += out.numel()
+        self.elements += out.numel() if not self.unit and isinstance(out, torch.Tensor) else 0
         if self.track and not self.unit and (self._every or name in ADDING):
             self._note_peak(func, name, args, kwargs, out)
         if self.record:
@@ -305,6 +299,14 @@ class Float64(UnwrappedMode):
         if name in EXACT_RESULTS:
             return tuple(t if i in EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
+
+    def _view(self, operator: OperatorTraits, args: Any) -> Any:
+        """Most operators of a recurrence are views, above all of several runs at once: nothing is to be rounded."""
+        if not (operator.smooth or self._inside):
+            self.switches.add(operator.name)
+        out = _viewed(operator.overload, args)
+        self.elements += out.numel() if not self.unit and isinstance(out, torch.Tensor) else 0
+        return out
 
     def _take_apart(self, decomposition: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         self._inside += 1

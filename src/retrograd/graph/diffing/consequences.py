@@ -6,15 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 
 from retrograd.graph.diffing.literals import same_in
+from retrograd.graph.diffing.sizes import NUMBER, changed_products, changed_sizes, close, differing, explained
 from retrograd.graph.schema import COMPILES_AGAIN, Cause, Kind
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-# A quotient of two sizes goes into the graph as a float32, with 24 bits.
-_ROUNDING = 2.0**-22
-_SIZES = re.compile(r"\[([\d,]*)\]")
 _TYPED = re.compile(r"\b((?:bf|f|s|u|c|pred)\d*\w*)\[")
 STRUCTURE = frozenset(
     {
@@ -276,9 +272,9 @@ def _of_keys(causes: list[Placed]) -> Iterator[Placed]:
 def _of_lengths(causes: list[Placed]) -> Iterator[Placed]:
     """Numbers of steps that differ in several ways, by as much as the sizes of what the program is given."""
     loops = [p for p in causes if p.cause.kind == "loop_changed"]
-    sizes = {pair for p in _reshaped_parameters(causes) for change in p.changes for pair in _sizes(*change)}
+    sizes = {pair for p in _reshaped_parameters(causes) for change in p.changes for pair in changed_sizes(*change)}
     pairs = [pair for p in loops for pair in differing(*_sides(p.cause.what))]
-    if len(loops) > 1 and sizes and all(_explained(pair, sizes) for pair in pairs):
+    if len(loops) > 1 and sizes and all(explained(pair, sizes) for pair in pairs):
         yield from loops
 
 
@@ -288,14 +284,14 @@ def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
     arguments = _arguments(causes)
     shaped = _reshaped_parameters(causes)
     shaped = shaped or sorted((p for p in causes if reshapes(p)), key=lambda p: (bool(p.within), p.position))[:1]
-    sizes = steps or {pair for p in shaped for before, after in p.changes for pair in _sizes(before, after)}
+    sizes = steps or {pair for p in shaped for before, after in p.changes for pair in changed_sizes(before, after)}
     within = shaped[0].within if shaped and not steps else ""  # what a loop begins with says nothing of the rest
     for placed in causes:
         follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
         follows = follows and placed.within.startswith(within)
         if follows and sizes and placed not in arguments and (steps or placed not in shaped):
             pairs = [pair for before, after in placed.changes for pair in differing(before, after)]
-            if pairs and all(_explained(pair, sizes) for pair in pairs):
+            if pairs and all(explained(pair, sizes) for pair in pairs):
                 yield placed
 
 
@@ -313,7 +309,7 @@ def _arguments(causes: list[Placed]) -> list[Placed]:
     shaped = _reshaped_parameters(causes)
     if not shaped or not all("saved for backward" in p.cause.what for p in shaped):
         return []
-    sizes = {pair for p in shaped for before, after in p.changes for pair in _products(before, after)}
+    sizes = {pair for p in shaped for before, after in p.changes for pair in changed_products(before, after)}
     return [
         p
         for p in causes
@@ -327,57 +323,15 @@ def _reshaped_parameters(causes: list[Placed]) -> list[Placed]:
     return [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
 
 
-def _products(before: str, after: str) -> Iterator[tuple[float, float]]:
-    """How many numbers two shapes have in dimensions that stand beside each other."""
-    left, right = ([float(n) for n in _SIZES.findall(text)[0].split(",") if n] for text in (before, after))
-    for i in range(len(left)) if len(left) == len(right) else ():
-        yield from ((prod(left[i:j]), prod(right[i:j])) for j in range(i + 1, len(left) + 1))
-
-
 def reshapes(placed: Placed) -> bool:
     """Has an operation another shape?"""
     shapes = [[text.partition(" ")[0] for text in change] for change in placed.changes]
     return placed.cause.kind in ("shape_changed", "attribute_changed") and any(a != b for a, b in shapes)
 
 
-def _sizes(before: str, after: str) -> Iterator[tuple[float, float]]:
-    """The sizes in which two shapes differ, and how many numbers they have."""
-    shapes = [_SIZES.findall(text.partition(" ")[0]) for text in (before, after)]
-    if shapes[0] == shapes[1] or not all(shapes):
-        return
-    left, right = ([float(n) for n in sizes[0].split(",") if n] for sizes in shapes)
-    if len(left) == len(right):
-        yield from ((x, y) for x, y in zip(left, right, strict=True) if x != y)
-    if prod(left) != prod(right):
-        yield prod(left), prod(right)
-
-
 def _sides(text: str) -> tuple[str, str]:
     before, _, after = text.partition(" -> ")
-    return _NUMBER.findall(before)[-1], _NUMBER.findall(after)[0]
-
-
-def differing(before: str, after: str) -> list[tuple[float, float]]:
-    """The numbers in which two texts differ; one that nothing explains if they differ in more."""
-    if _NUMBER.sub("#", before) != _NUMBER.sub("#", after):
-        return [(0.0, 1.0)]
-    pairs = zip(_NUMBER.findall(before), _NUMBER.findall(after), strict=True)
-    return [(float(x), float(y)) for x, y in pairs if x != y]
-
-
-def _explained(pair: tuple[float, float], sizes: set[tuple[float, float]]) -> bool:
-    x, y = pair
-    return any(
-        close(x * new, y * old)
-        or close(x * old, y * new)
-        # One more or less than a size, or what a size leaves of another: 12 - 10 -> 12 - 8.
-        or (x.is_integer() and y.is_integer() and abs(y - x) == abs(new - old))
-        for old, new in sizes
-    )
-
-
-def close(x: float, y: float) -> bool:
-    return abs(x - y) <= _ROUNDING * max(abs(x), abs(y)) and x != 0
+    return NUMBER.findall(before)[-1], NUMBER.findall(after)[0]
 
 
 def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
@@ -412,7 +366,7 @@ def _first_conversion(causes: list[Placed]) -> list[Placed]:
 
 def _rounds(change: tuple[str, str], dtypes: set[str]) -> bool:
     """Is one number the other in a dtype that a parameter has, whatever its sign?"""
-    numbers = [_NUMBER.findall(text.partition(" ")[2]) for text in change]
+    numbers = [NUMBER.findall(text.partition(" ")[2]) for text in change]
     if not numbers[0] or [len(side) for side in numbers] != [1, 1]:
         return False
     x, y = (abs(float(side[0])) for side in numbers)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from retrograd.graph.diffing.consequences import Placed, close, differing
+from retrograd.graph.diffing.consequences import Placed
+from retrograd.graph.diffing.sizes import close, differing
 from retrograd.graph.schema import Cause
 
 
