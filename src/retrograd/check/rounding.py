@@ -254,8 +254,7 @@ class Float64(UnwrappedMode):
         return out
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        operator = about(func)
-        name = operator.name
+        name = (operator := about(func)).name
         if operator.view and not (kwargs or self._every or self.record):
             return self._view(operator, args)
         if kwargs:
