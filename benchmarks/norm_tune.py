@@ -95,6 +95,10 @@ def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     centered, add = "ln" in op, "add" in op
     base = plan_forward(m, n, 2, Gpu(Backend.CUDA, sms), centered=centered, streams=2 if add else 1)
     plans: list[Any] = [base]
+    if base.static_n:  # as if the row filled its tile, and as it is without its width in the kernel
+        plans.append(replace(base, static_n=False))
+        full = plan_forward(m, base.block_n, 2, Gpu(Backend.CUDA, sms), centered=centered, streams=2 if add else 1)
+        plans += [full] if full.kind is Kind.TILE else []
     if next_power_of_2(n) <= 32768:
         sizes = [1024, 2048, 4096, 8192, 16384, 32768]
         caches = [("evict_last", ""), ("evict_first", ".cs"), ("", "")]

@@ -123,19 +123,18 @@ _FORWARD_TILES = {
     16384: (_Tile(1, 16), _Tile(1, 16), _Tile(1, 32, early=True)),
     32768: (_Tile(1, 32), _Tile(1, 32), _Tile(1, 32)),
 }
-# Likewise of rows of 16-byte pieces that do not fill a tile, where another is better. Their number of columns is
-# compiled into the kernel, so that threads know what is not there (registers of LayerNorm at 5120 columns 77 -> 60):
-# from so many columns on (RMSNorm 32768 x 600 21.9 -> 22.9 us, LayerNorm 28.7 -> 24.0), with a residual up to three
-# quarters of a tile (1024 x 3584 8.2 -> 9.5). H200, 32768 rows, us: LayerNorm 768 30.2 -> 26.7, 1536 55.4 -> 49.8,
-# 2560 106 -> 84, 3072 116 -> 97, 5120 228 -> 181, 6144 251 -> 201, 7168 266 -> 225; RMSNorm 2560 89.7 -> 80.6,
-# 3072 100.7 -> 96.6, 5120 170 -> 158; add + LayerNorm 5120 365 -> 313, 6144 409 -> 376.
+# Column of these -> width -> the tile of rows of 16-byte pieces that do not fill it, where that is another. Their
+# number of columns is compiled into the kernel, so that threads know what is not there (registers of LayerNorm at 5120
+# columns 77 -> 60): from so many columns on (RMSNorm 32768 x 600 21.9 -> 22.9 us, LayerNorm 28.7 -> 24.0), with a
+# residual where a quarter is empty (1024 x 3584 8.2 -> 9.5). H200, 32768 rows, us: LayerNorm 768 30.2 -> 26.7,
+# 1536 55.4 -> 49.8, 2560 106 -> 84, 3072 116 -> 97, 5120 228 -> 181, 6144 251 -> 201, 7168 266 -> 225; RMSNorm 2560
+# 89.7 -> 80.6, 3072 100.7 -> 96.6, 5120 170 -> 158; add + LayerNorm 5120 365 -> 313, 6144 409 -> 376.
 _STATIC_FROM, _STATIC_FROM_CENTERED = 1024, 512
-_PARTIAL_FORWARD_TILES = {
-    1024: (_Tile(2, 4, early=True), _Tile(2, 2, early=True), _Tile(2, 4, early=True)),
-    2048: (_Tile(1, 4, early=True), _Tile(1, 2, early=True), _Tile(1, 4, early=True)),
-    4096: (_Tile(1, 4, early=True), _Tile(1, 4), _Tile(1, 4, early=True)),
-    8192: (_Tile(1, 8), _Tile(1, 8), _Tile(1, 8, early=True)),
-}
+_PARTIAL_FORWARD_TILES = (
+    {4096: _Tile(1, 4, early=True)},
+    {1024: _Tile(2, 2, early=True), 2048: _Tile(1, 2, early=True), 4096: _Tile(1, 4)},
+    {8192: _Tile(1, 8, early=True)},
+)
 _BACKWARD_TILES = {
     512: _Tile(4, 2, 3, 4),
     1024: _Tile(4, 4, 3, 2),
@@ -220,16 +219,16 @@ def plan_forward(
     if width <= limit:
         column = 2 if streams > 1 else int(centered)
         static_n = cuda and (_STATIC_FROM_CENTERED if centered and streams == 1 else _STATIC_FROM) < n < width
-        static_n = static_n and n % 8 == 0 and (streams == 1 or 4 * n <= 3 * width)
-        tables = _FORWARD_TILES | (_PARTIAL_FORWARD_TILES if static_n else {})
-        tile = _tile({key: tiles[column] for key, tiles in tables.items()}, width, itemsize, gpu)
+        static_n = static_n and n % 8 == 0 and (streams == 1 or _a_quarter_is_empty(n))
+        tiles = {key: columns[column] for key, columns in _FORWARD_TILES.items()}
+        tile = _tile(tiles | (_PARTIAL_FORWARD_TILES[column] if static_n else {}), width, itemsize, gpu)
         small = streams * rows * n * itemsize < _STREAM_BYTES and width > _STREAM_FROM
         # L2 is to lose what is written before what is read: at 32768 x 4096 99 instead of 95 %, with a residual 100
         # instead of 96 %, at 1024 columns 92 instead of 90 %; a kernel that reads y next has no less of it.
         loads, stores = ("evict_first", ".cs") if small else ("evict_last", "")
         if small and streams == 1 and width <= _PLAIN_UPTO:
             loads = stores = ""
-        early = tile.early or (small and width == _EARLY_FEW and not 3 * width < 4 * n < 4 * width)
+        early = tile.early or (small and width == _EARLY_FEW and (n == width or _a_quarter_is_empty(n)))
         early = cuda and early and width * itemsize <= _EARLY_BYTES
         plan = ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m), early=early)
         return replace(plan, loads=loads, stores=stores, static_n=static_n) if cuda else plan
@@ -264,7 +263,7 @@ def plan_backward(
         # What is not there leaves room for a stage more. 32768 rows of 768, us: 44.0 -> 40.6, 1536 82 -> 76, 2560
         # 144 -> 124, 5120 280 -> 242, LayerNorm 44.4 -> 41.3, 90 -> 89, 147 -> 137, 285 -> 253; but 3584 175 -> 189,
         # 7168 343 -> 364, and 768 with a residual 51.6 -> 53.5.
-        roomy = gpu.backend is Backend.CUDA and width > 512 and streams == 2 and 4 * n <= 3 * width
+        roomy = gpu.backend is Backend.CUDA and width > 512 and streams == 2 and _a_quarter_is_empty(n)
         stages = max(1, min(tile.num_stages + roomy, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
         if few and parts is None and rows <= (_FEW_WIDE_CENTERED if centered and width > 4096 else _FEW_ROWS):
@@ -313,6 +312,11 @@ def plan_clusters(n: int, itemsize: int) -> BackwardPlan | None:
                     num_stages=min(slots, _CLUSTER_BYTES // row_bytes), slices=cluster, slice_n=slice_n,
                 )  # fmt: skip
     return None
+
+
+def _a_quarter_is_empty(n: int) -> bool:
+    """Whether at least a quarter of a tile that rows of n columns need is not there."""
+    return 4 * n <= 3 * next_power_of_2(n)
 
 
 def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile:
