@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("triton")
+
+from retrograd.compat.triton_compile import hash_ahead
 
 # Kernels are compiled in processes of their own: this one interprets them where there is no GPU.
 START = """
@@ -120,3 +123,16 @@ def test_hidden_arguments_are_known(metadata: dict, plain: bool) -> None:
     from retrograd.compat.triton_relaunch import has_plain_arguments
 
     assert has_plain_arguments(SimpleNamespace(metadata=SimpleNamespace(**metadata))) is plain
+
+
+def test_triton_hashes_itself_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton.runtime.cache as cache
+
+    where: list[str] = []
+    monkeypatch.setattr(cache, "triton_key", lambda: where.append(threading.current_thread().name))
+    hash_ahead().join()
+    assert where == ["retrograd.hash_ahead"]
+    monkeypatch.delattr(cache, "triton_key")  # as of a release that hashes elsewhere
+    monkeypatch.setattr(threading, "excepthook", where.append)
+    hash_ahead().join()
+    assert where == ["retrograd.hash_ahead"]

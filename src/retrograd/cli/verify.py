@@ -179,6 +179,10 @@ def _verify(
     # An op that prints must not get between a reader and the JSON on stdout.
     with contextlib.redirect_stdout(sys.stderr):
         place = _device(device)
+        if place != "cpu":
+            from retrograd.compat.triton_compile import hash_ahead
+
+            hash_ahead()
         from retrograd.catalog import resolve
         from retrograd.check.compile_ahead import compiled_once
         from retrograd.check.runner import verify

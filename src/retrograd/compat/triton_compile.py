@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from types import SimpleNamespace
@@ -110,6 +111,20 @@ def compile_requests(note: Callable[[CompileRequest], None]) -> Iterator[None]:
 def kernel_id(function: Any, key: Any) -> str:
     """The name of what a launch has compiled, in any process; `key` is Triton's own of types, constants and options."""
     return hashlib.sha256(f"{function.cache_key} {key}".encode()).hexdigest()[:32]
+
+
+def hash_ahead() -> threading.Thread:
+    """Have Triton hash itself, as it does once a process before its first launch, while others import: 0.4 s (H200)."""
+
+    def run() -> None:
+        with suppress(ImportError):  # not installed, or a release that hashes elsewhere: the first launch waits for it
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+    thread = threading.Thread(target=run, name="retrograd.hash_ahead", daemon=True)
+    thread.start()
+    return thread
 
 
 def is_built(source: Any, target: Any, options: Any) -> bool:
@@ -229,9 +244,12 @@ def _probe(x_ptr: Any, n: Any, m: Any, N: Any) -> None:
     "triton.compile",
     "compiles kernels for GPUs that are not there",
     "nothing is compiled; `retrograd codegen --run` reads what a GPU of this machine has loaded",
-    names=("driver._active", "DriverBase", "GPUTarget", "jit_cache_hook", "preload", "MockTensor.wrap_dtype"),
+    names=(
+        "driver._active", "DriverBase", "GPUTarget", "jit_cache_hook", "preload", "MockTensor.wrap_dtype",
+        "runtime.cache.triton_key",
+    ),
     refuses=True,
-)
+)  # fmt: skip
 def COMPILE() -> str:
     import torch
     import triton.language as tl
