@@ -11,19 +11,23 @@ if TYPE_CHECKING:
     from retrograd.ops.msda import ms_deform_attn_fused as ms_deform_attn_fused
     from retrograd.ops.norm import layer_norm as layer_norm
     from retrograd.ops.norm import layer_norm_bwd as layer_norm_bwd
+    from retrograd.ops.norm import layer_norm_float8_fwd as layer_norm_float8_fwd
     from retrograd.ops.norm import layer_norm_fwd as layer_norm_fwd
     from retrograd.ops.norm import rms_norm as rms_norm
     from retrograd.ops.norm import rms_norm_bwd as rms_norm_bwd
+    from retrograd.ops.norm import rms_norm_float8_fwd as rms_norm_float8_fwd
     from retrograd.ops.norm import rms_norm_fwd as rms_norm_fwd
 
 __all__ = [
     "layer_norm",
     "layer_norm_bwd",
+    "layer_norm_float8_fwd",
     "layer_norm_fwd",
     "ms_deform_attn",
     "ms_deform_attn_fused",
     "rms_norm",
     "rms_norm_bwd",
+    "rms_norm_float8_fwd",
     "rms_norm_fwd",
 ]
 _HOMES = {name: f"retrograd.ops.{'msda' if name.startswith('ms_') else 'norm'}" for name in __all__}

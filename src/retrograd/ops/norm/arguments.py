@@ -63,6 +63,17 @@ class NormResults(NamedTuple):
     rstd: torch.Tensor | None  # [M]; None where it is not kept
 
 
+class Float8Results(NamedTuple):
+    """What a forward returns whose y is float8 e4m3: y * scale is the norm."""
+
+    y: torch.Tensor  # [M, N]
+    scale: torch.Tensor  # float32 [M], or [1] as given
+    amax: torch.Tensor | None  # float32 [1]: the largest |y| before rounding; None where there is a scale a row
+    s: torch.Tensor | None  # as of `NormResults`, like the next two
+    mean: torch.Tensor | None
+    rstd: torch.Tensor | None
+
+
 class BackwardTensors(NamedTuple):
     """What a backward reads."""
 

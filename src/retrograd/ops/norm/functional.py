@@ -150,13 +150,19 @@ def layer_norm_bwd(
     return _backward(tensors, arguments, need_x, x_dtype, need_weight, bias_dtype)
 
 
-def _forward(tensors: NormTensors, arguments: NormArguments, store_stats: bool) -> tuple[Any, ...]:
+def checked(tensors: NormTensors, arguments: NormArguments) -> tuple[NormTensors, NormArguments, torch.dtype]:
+    """What a forward was given, checked and with its numbers in memory, and the dtype of s."""
     tensors = NormTensors(*map(tensor_subclasses.finished, tensors))
     validation.check_tensors(tensors)
     tensors = tensor_subclasses.as_stored(tensors)
     x, residual = tensors.x, tensors.residual
     arguments = validation.check_arguments(arguments, x.dtype, tensors.weight is not None)
-    s_dtype = arguments.residual_dtype or (x if residual is None else residual).dtype
+    return tensors, arguments, arguments.residual_dtype or (x if residual is None else residual).dtype
+
+
+def _forward(tensors: NormTensors, arguments: NormArguments, store_stats: bool) -> tuple[Any, ...]:
+    tensors, arguments, s_dtype = checked(tensors, arguments)
+    x = tensors.x
     call = resolve(arguments, x.dtype, s_dtype, x.device)
     with torch.no_grad():
         wanted = WantedOutput(*call.dtypes, store_stats)

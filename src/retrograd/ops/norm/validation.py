@@ -143,6 +143,25 @@ def check_arguments(arguments: NormArguments, x_dtype: torch.dtype, has_weight: 
     return arguments._replace(eps=float(eps), weight_offset=float(offset))
 
 
+def check_float8(x: torch.Tensor, scale: Any) -> None:
+    """Check that a norm of x can have a y in float8, and the scale of all of it, if one is given."""
+    if x.dtype == torch.float64:
+        raise TypeError(f"`x` has dtype {x.dtype}, expected {_NARROW} for a y in float8; cast it with x.float()")
+    if scale is None:
+        return
+    if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32:
+        name = scale.dtype if isinstance(scale, torch.Tensor) else type(scale).__name__
+        raise TypeError(
+            f"`scale` is {name}, expected a float32 tensor of one element, such as torch.ones((), device=x.device), or "
+            "None for a scale a row"
+        )
+    if scale.numel() != 1:
+        raise ValueError(
+            f"`scale` has shape {tuple(scale.shape)}, expected one element for all of y; None computes a scale a row"
+        )
+    _check_device("scale", scale, x)
+
+
 def check_main_grad(name: str, parameter: torch.Tensor | None) -> None:
     """Check that a parameter has the float32 buffer that accumulate_main_grad=True adds to."""
     if parameter is None or not parameter.requires_grad:

@@ -57,6 +57,50 @@ def norm_fwd_kernel(
     """
     if PDL:
         wait_for_kernels_ahead()
+    WHOLE: tl.constexpr = WIDTH == BLOCK_N
+    y, mean, rstd, all_rows, offsets, exists = normalized_tile(
+        *(x_ptr, residual_ptr, weight_ptr, bias_ptr, s_ptr, x_stride, residual_stride, M, N, H, eps),
+        *(UNIT, weight_offset, CENTERED, S_DTYPE, BLOCK_M, BLOCK_N, LOADS, STORES, EARLY, WIDTH, PTX),
+    )
+    store_columns(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], WHOLE, STORES, "")
+    # Last: on their way to one thread a row they pass a barrier.
+    if CENTERED:  # noqa: SIM102
+        if mean_ptr is not None:
+            tl.store(mean_ptr + all_rows, mean)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + all_rows, rstd)
+
+
+@triton.jit
+def normalized_tile(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    s_ptr,
+    x_stride,
+    residual_stride,
+    M,
+    N,
+    H,
+    eps,
+    UNIT: tl.constexpr,
+    weight_offset: tl.constexpr,
+    CENTERED: tl.constexpr,
+    S_DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LOADS: tl.constexpr,
+    STORES: tl.constexpr,
+    EARLY: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """A program's tile of y in float32 [BLOCK_M, BLOCK_N], with s stored; arguments as of `norm_fwd_kernel`.
+
+    Returns y, 0 in columns that do not exist; mean (eps, where nothing is centred) and rstd [BLOCK_M]; the number of
+    each row [BLOCK_M], the places of y and s [BLOCK_M, BLOCK_N], whether a column exists [BLOCK_N].
+    """
     N = WIDTH if WIDTH else N * UNIT
     WHOLE: tl.constexpr = WIDTH == BLOCK_N
     head = tl.program_id(1)
@@ -65,7 +109,7 @@ def norm_fwd_kernel(
     cols = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     exists = cols < N
     all_rows = rows.to(tl.int64) * H + head  # [BLOCK_M]
-    out_offsets = all_rows[:, None] * N + cols[None, :]
+    offsets = all_rows[:, None] * N + cols[None, :]
 
     # The backward sees s as stored, so the forward has to normalise the stored value.
     x_rows = x_ptr + all_rows[:, None] * x_stride * UNIT
@@ -78,8 +122,9 @@ def norm_fwd_kernel(
         weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, exists, WHOLE)
     s = widen(s_stored, PTX)
     if s_ptr is not None:
-        store_columns(s_ptr + out_offsets, s_stored, exists[None, :], WHOLE, STORES, "")
+        store_columns(s_ptr + offsets, s_stored, exists[None, :], WHOLE, STORES, "")
 
+    mean = eps
     if CENTERED:
         mean = over(tl.sum(s, axis=1), N, WHOLE, BLOCK_N, S_DTYPE)  # [BLOCK_M]
         s = s - mean[:, None]
@@ -93,13 +138,7 @@ def norm_fwd_kernel(
         y = y * plus(widen(weight, PTX), weight_offset)[None, :]
     if bias_ptr is not None:
         y = y + widen(bias, PTX)[None, :]
-    store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], WHOLE, STORES, "")
-    # Last: on their way to one thread a row they pass a barrier.
-    if CENTERED:  # noqa: SIM102
-        if mean_ptr is not None:
-            tl.store(mean_ptr + all_rows, mean)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + all_rows, rstd)
+    return y, mean, rstd, all_rows, offsets, exists
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -35,7 +35,7 @@ from retrograd.ops.norm.triton.forward import norm_fwd_kernel, norm_fwd_kernel_l
 from retrograd.runtime.triton.gpu import Backend
 from retrograd.runtime.triton.launch import gpu_of, launch, on_device_of, relaunch, relaunchable
 
-_TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 _Tensors = TypeVar("_Tensors", NormTensors, BackwardTensors)
 
@@ -83,7 +83,7 @@ def _first_forward(
     if rows == 0 or n == 0:
         without_elements(outs, spec.empty_rstd)
         return
-    dense = _dense(tensors)
+    dense = dense_rows(tensors)
     key = key if dense is tensors else None  # launched with copies
     x, weight, bias, residual = dense
     heads = heads_of(weight, bias)
@@ -98,7 +98,7 @@ def _first_forward(
     how = (plan.loads, plan.stores, plan.early, width) if tile else (n % plan.block_n == 0, plan.unroll)
     rest = (
         x_stride // unit, residual_stride // unit, rows // heads, n // unit, heads, spec.eps, unit,
-        spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype], plan.block_m, plan.block_n, *how,
+        spec.weight_offset, spec.centered, TL_DTYPES[s_dtype], plan.block_m, plan.block_n, *how,
         gpu.backend is Backend.CUDA, gpu.pdl,
     )  # fmt: skip
     with on_device_of(x):
@@ -174,7 +174,7 @@ def _first_backward(
     rows, n = tensors.s.shape
     if rows == 0 or n == 0:
         return _without_rows(tensors, wanted)
-    dense = _dense(tensors)
+    dense = dense_rows(tensors)
     key = key if dense is tensors else None  # launched with copies
     heads = wanted.heads
     if plan is None:
@@ -245,7 +245,7 @@ def _without_rows(tensors: BackwardTensors, wanted: WantedGrads) -> NormGrads:
     return _grads(_outputs(tensors, wanted, 1), wanted, (weight, bias))
 
 
-def _dense(tensors: _Tensors) -> _Tensors:
+def dense_rows(tensors: _Tensors) -> _Tensors:
     """Rows whose neighbours are neighbours in memory, contiguous vectors; `tensors` itself where nothing is copied."""
     dense = [
         _unit_last_stride(tensor) if tensor is None or name not in ("weight", "bias") else tensor.contiguous()
