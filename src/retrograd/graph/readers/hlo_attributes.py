@@ -72,13 +72,17 @@ def _unusual(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What follows the operands: sorted `name=value` that belong to what is computed, the rest apart."""
+    """What follows the operands: sorted `name=value` that belong to what is computed, the rest apart.
+
+    `noted`: there is such a rest.
+    """
 
     attrs: str = ""
     called: tuple[tuple[str, str], ...] = ()
     placement: str = ""
     after: tuple[str, ...] = ()
     channel: str = ""
+    noted: bool = False
 
 
 NONE = Attributes()
@@ -115,7 +119,8 @@ def attributes_of(text: str, opcode: str) -> Attributes:
             kept.append(f"{name}={value}" if value else name)
     called.sort(key=lambda pair: pair[0] in _SECOND)
     attrs = ", ".join([index] * bool(index) + sorted(kept))
-    return Attributes(attrs, tuple(called), ", ".join(sorted(placed)), after, channel)
+    noted = bool(called or placed or after or channel)
+    return Attributes(attrs, tuple(called), ", ".join(sorted(placed)), after, channel, noted)
 
 
 def _groups(text: str) -> str:

@@ -32,7 +32,7 @@ _TIMEOUT_S = 120  # 45,000 operations take 4 s
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
     """One module of StableHLO text. Raises MissingExtraError where it takes jaxlib, GraphError for a damaged text."""
-    with gc_pause.paused():
+    with gc_pause.paused(age=True):
         graph = stablehlo_text.parse(text, source, first)
     if graph is not None:
         return graph
@@ -50,7 +50,7 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
         if child.process.returncode or not result.exists():
             text = f"jaxlib's parser did not survive this text ({ended})"
             raise brackets.error(source or "StableHLO text", first, text, child.output().rpartition("\n")[2])
-        with gc_pause.paused():
+        with gc_pause.paused(age=True):
             packed, message = marshal.loads(result.read_bytes())
             if packed is None:
                 raise GraphError(message)
