@@ -124,7 +124,10 @@ class _Folder:
             if ins.has_effect:
                 self.effects += [n for n in flatten(value) if n >= 0]
             if opcode == "opt-barrier" or (behind and not behind.isdisjoint(read)):
-                self.note_barrier(ins, node, behind)
+                if len(labels) == node:  # folded away: what reads it is behind the barrier, too
+                    behind.add(place)
+                else:
+                    result.behind[node] = read, behind
             if ins.after:
                 self.ordered(ins, value, node)
         if arguments is not None:
@@ -132,13 +135,6 @@ class _Folder:
                 result.homes.setdefault(node, computation)
         self.computation, self.place_values = outer
         return values
-
-    def note_barrier(self, ins: Instruction, first: int, behind: set[int]) -> None:
-        """Who reads what comes out of a barrier is behind it, through what is folded away (no node from `first` on)."""
-        if len(self.result.labels) == first:
-            behind.add(len(self.place_values) - 1)
-        else:
-            self.result.behind[first] = tuple([place in behind for place in ins.operands])
 
     def taken(self, ins: Instruction) -> int:
         """The node that an element of a tuple is, where nothing is to be noted of it; else -1."""

@@ -49,9 +49,10 @@ class Form:
     chained: bool = False  # a token chain orders the collectives
     tokens: list[int] = field(default_factory=list[int])  # with which the chain begins
     chain: list[int] = field(default_factory=list[int])  # operands of collectives with their tokens
-    behind: dict[int, tuple[bool, ...]] = field(
-        default_factory=dict[int, tuple[bool, ...]]
-    )  # operands out of a barrier
+    # The places that a node reads, and those of its computation that come out of a barrier.
+    behind: dict[int, tuple[tuple[int, ...], set[int]]] = field(
+        default_factory=dict[int, tuple[tuple[int, ...], set[int]]]
+    )
     barriers: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     # Instructions that were folded away, and the nodes of their values: their placement has to be compared, too.
     folded: list[tuple[tuple[int, ...], Instruction]] = field(default_factory=list[tuple[tuple[int, ...], Instruction]])

@@ -126,7 +126,7 @@ def digests(form: Form, called: dict[str, bytes], numbers: Sequence[int], placed
     after = form.after if placed or form.computes_in_order else {}
     labels: dict[Label, blake2b] = {}  # a copy of what has taken the label in costs a third of a new hash
     digests: list[bytes] = []
-    bodies = form.called
+    bodies, more = form.called, bool(after) or placed
     for node, (label, operands) in enumerate(zip(form.labels, form.operands, strict=True)):
         known = labels.get(label)
         if known is None:
@@ -139,12 +139,14 @@ def digests(form: Form, called: dict[str, bytes], numbers: Sequence[int], placed
             own.update(b"%d" % numbers[node])
         for operand in operands:
             own.update(digests[operand])
-        if node in after:
-            own.update(b"\3" + b"".join(sorted([digests[n] for n in after[node]])))
-        if placed and (placement := form.origins[node].placement):
-            own.update(b"\4" + placement.encode("utf-8", "surrogatepass"))
-        if placed and node in form.behind:
-            own.update(b"\5" + bytes(form.behind[node]))
+        if more:
+            if node in after:
+                own.update(b"\3" + b"".join(sorted([digests[n] for n in after[node]])))
+            if placed and (placement := form.origins[node].placement):
+                own.update(b"\4" + placement.encode("utf-8", "surrogatepass"))
+            if placed and node in form.behind:
+                places, behind = form.behind[node]
+                own.update(b"\5" + bytes([place in behind for place in places]))
         digests.append(own.digest())
     return digests
 

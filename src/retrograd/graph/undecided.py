@@ -55,11 +55,11 @@ def causes(graph: Graph, forms: dict[str, Form], letter: str = "it") -> Iterator
     names: dict[str, list[str]] = {}
     shapes: dict[str, str] = {}
     for form in forms.values():
-        for node, (opcode, shape, attrs) in enumerate(form.labels):
-            reason = _reason(opcode, attrs)
-            if reason and form.live[node]:
-                names.setdefault(reason, []).append(name_of(graph, form.home(node), form.origins[node]))
-                shapes.setdefault(reason, shape)
+        reasons = {label: reason for label in set(form.labels) if (reason := _reason(label[0], label[2]))}
+        for node, label in enumerate(form.labels) if reasons else ():
+            if label in reasons and form.live[node]:
+                names.setdefault(reasons[label], []).append(name_of(graph, form.home(node), form.origins[node]))
+                shapes.setdefault(reasons[label], label[1])
     for reason, where in names.items():
         unique = tuple(dict.fromkeys(where))
         noun, rest = _WORDS[reason]

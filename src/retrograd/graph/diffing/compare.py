@@ -229,15 +229,13 @@ class _Comparison:
     def consequences_of(self, view: View) -> int:
         """Nodes that are the same operation on corresponding operands, and differ because something below them does."""
         ids_a, ids_b = view.a.ids, view.b.ids
-        form = view.a.form
+        labels_a, labels_b, live, rewired = view.a.form.labels, view.b.form.labels, view.a.form.live, view.rewired
         return sum(
-            1
-            for a, b in enumerate(view.a.partner)
-            if b >= 0
-            and form.live[a]
-            and ids_a[a] != ids_b[b]
-            and view.matching.alike(a, b)
-            and view.same_operands(a, b)
+            [
+                live[a] and labels_a[a] == labels_b[b] and a not in rewired
+                for a, b in enumerate(view.a.partner)
+                if b >= 0 and ids_a[a] != ids_b[b]
+            ]
         )
 
     def called(self, view: View, renewed: set[int]) -> tuple[dict[int, list[Placed]], int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from retrograd.graph.form import Form
@@ -23,7 +22,7 @@ class Matching:
         self.b = [-1] * len(form_b)
         self.outputs: list[tuple[int, int]] = []
         self.bold = True
-        self.votes: dict[int, Counter[int]] = {}
+        self.votes: dict[int, dict[int, int]] = {}
 
     def pair(self, a: int, b: int) -> None:
         """Make two nodes partners."""

@@ -231,14 +231,18 @@ def _down(matching: Matching) -> None:
 
 def _propose(matching: Matching, a: int, b: int, weight: int) -> None:
     if matching.free(a, b):
-        matching.votes.setdefault(a, Counter())[b] += weight
+        votes = matching.votes.setdefault(a, {})
+        votes[b] = votes.get(b, 0) + weight
 
 
 def _propose_operands(matching: Matching, a: int, b: int) -> None:
     operands_a, operands_b = matching.form_a.operands[a], matching.form_b.operands[b]
     if len(operands_a) == len(operands_b):
+        partner_a, partner_b, all_votes = matching.a, matching.b, matching.votes
         for x, y in zip(operands_a, operands_b, strict=True):
-            _propose(matching, x, y, 2)
+            if partner_a[x] < 0 and partner_b[y] < 0:
+                votes = all_votes.setdefault(x, {})
+                votes[y] = votes.get(y, 0) + 2
         return
     pairs = align([matching.ids_a[o] for o in operands_a], [matching.ids_b[o] for o in operands_b], patience=False)
     if not pairs:
@@ -248,9 +252,10 @@ def _propose_operands(matching: Matching, a: int, b: int) -> None:
         _propose(matching, operands_a[i], operands_b[j], 2)
 
 
-def _decide(matching: Matching, a: int, votes: Counter[int]) -> None:
+def _decide(matching: Matching, a: int, votes: dict[int, int]) -> None:
     """The partner of a node: the candidate with most votes that is alike; else see whether something came between."""
-    candidates = [b for b, _ in votes.most_common() if matching.b[b] < 0]
+    most = sorted(votes, key=votes.__getitem__, reverse=True) if len(votes) > 1 else votes
+    candidates = [b for b in most if matching.b[b] < 0]
     equal = [b for b in candidates if matching.ids_a[a] == matching.ids_b[b]]
     if equal:
         matching.descend(a, equal[0])

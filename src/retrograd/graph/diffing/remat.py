@@ -28,7 +28,8 @@ _BOOKKEEPING_NAMES = """
 """
 _BOOKKEEPING = frozenset(_BOOKKEEPING_NAMES.split())
 _INDICES = frozenset({"s32[]", "u32[]", "s64[]", "pred[]"})
-_AGAIN = re.compile(r"rematted_computation/(?:(\w+)/)?")
+_MARK = "rematted_computation"
+_AGAIN = re.compile(rf"{_MARK}/(?:(\w+)/)?")
 _REMAT_ADVICE = "jax.checkpoint or nn.remat is on in one of the two: what the backward needs is saved in the other"
 
 
@@ -125,12 +126,13 @@ def _elsewhere(
 def _again_of(graph: Graph, forms: Forms, ids: list[bytes]) -> tuple[list[tuple[Form, int]], bool]:
     """Operations that are computed again, those of loops where the text calls them so; whether it does."""
     form = forms[graph.entry]
+    bodies = [forms[name] for name in [graph.entry, *_called([form], forms)]]
+    texts = {text for body in bodies for text in {ins.metadata for ins in body.origins} if _MARK in text}
     named = [
         (body, n)
-        for name in [graph.entry, *_called([form], forms)]
-        for body in [forms[name]]
+        for body in bodies if texts
         for n, ins in enumerate(body.origins)
-        if body.live[n] and "rematted_computation" in ins.metadata
+        if body.live[n] and ins.metadata in texts
     ]
     if named or not form.barriers:
         return [(body, n) for body, n in named if body.labels[n][0] not in _BOOKKEEPING], True

@@ -62,8 +62,9 @@ def operands(view: View) -> list[Cause]:
     form_a, form_b = view.a.form, view.b.form
     entry = form_a.computation is view.a.graph.main
     carries = not entry and len(form_a.parameters) != len(form_b.parameters)
-    for a, b in enumerate(view.a.partner):
-        if b < 0 or not form_a.live[a] or view.same_operands(a, b):
+    for a in sorted(view.rewired):
+        b = view.a.partner[a]
+        if not form_a.live[a]:
             continue
         places = _rewired(view, form_a.operands[a], form_b.operands[b])
         # Which of the values of one shape is which, that a loop carries more or fewer of, nobody knows.

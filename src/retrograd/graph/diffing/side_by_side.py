@@ -41,6 +41,7 @@ class Half:
     twins: set[int] = field(default_factory=set[int])
     changed: dict[Cause, list[int]] = field(default_factory=dict[Cause, list[int]])
     _users: list[list[int]] | None = None
+    _lines: dict[str, str] = field(default_factory=dict[str, str])  # by metadata
 
     def __post_init__(self) -> None:
         live = self.form.live
@@ -119,7 +120,11 @@ class Half:
 
     def where(self, node: int) -> str:
         """The source line of a node."""
-        return str(self.graph.where(self.form.origins[node]))
+        origin = self.form.origins[node]
+        line = self._lines.get(origin.metadata)
+        if line is None:
+            line = self._lines[origin.metadata] = str(self.graph.where(origin))
+        return line
 
     def best_line(self, nodes: Iterable[int]) -> str:
         """The source line that most of the nodes have, of the user's program if any of them is."""
@@ -141,6 +146,15 @@ class View:
     b: Half
     matching: Matching
     changes: dict[Cause, tuple[tuple[str, str], ...]] = field(default_factory=dict[Cause, tuple[tuple[str, str], ...]])
+    rewired: set[int] = field(init=False)  # nodes of A that read other values than their partners
+
+    def __post_init__(self) -> None:
+        partner = self.a.partner
+        pairs = zip(partner, self.a.form.operands, strict=True)
+        others = self.b.form.operands
+        self.rewired = {
+            a for a, (b, own) in enumerate(pairs) if b >= 0 and tuple([partner[o] for o in own]) != others[b]
+        }
 
     @property
     def outputs(self) -> list[tuple[int, int]]:
@@ -156,8 +170,7 @@ class View:
 
     def same_operands(self, a: int, b: int) -> bool:
         """Are the operands of two partners partners, one by one?"""
-        partner = self.a.partner
-        return tuple([partner[o] for o in self.a.form.operands[a]]) == self.b.form.operands[b]
+        return a not in self.rewired
 
 
 def shapes(names: Iterable[str], most: int = 4) -> str:
