@@ -76,6 +76,8 @@ def flatten(value: Value) -> list[int]:
     """The nodes of a value, in order."""
     if type(value) is int:
         return [value]
+    if all([type(part) is int for part in value]):  # type: ignore[union-attr]
+        return list(value)  # type: ignore[arg-type]
     nodes: list[int] = []
     pending: list[Value] = [value]
     while pending:

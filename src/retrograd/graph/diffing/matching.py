@@ -203,12 +203,13 @@ def _unique(matching: Matching) -> None:
     count_a, count_b = Counter(matching.ids_a), Counter(matching.ids_b)
     place_b = {i: b for b, i in enumerate(matching.ids_b)}
     form_a = matching.form_a
-    grounded = bytearray(len(form_a))
+    floating: set[int] = set()
     for a, operands in enumerate(form_a.operands):
-        grounded[a] = form_a.numbers[a] >= 0 or any(grounded[o] for o in operands)
+        if form_a.numbers[a] < 0 and floating.issuperset(operands):
+            floating.add(a)
     for a in range(len(form_a) - 1, -1, -1):
         own = matching.ids_a[a]
-        if matching.a[a] < 0 and count_a[own] == 1 == count_b[own] and grounded[a] and form_a.operands[a]:
+        if matching.a[a] < 0 and count_a[own] == 1 == count_b[own] and a not in floating and form_a.operands[a]:
             matching.descend(a, place_b[own])
 
 

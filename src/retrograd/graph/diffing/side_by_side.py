@@ -67,11 +67,13 @@ class Half:
     def users(self) -> list[list[int]]:
         """Live users of each node, in order; a node that uses another twice stands once."""
         if self._users is None:
-            self._users = [[] for _ in range(len(self.form))]
+            users: list[list[int]] = [[] for _ in range(len(self.form))]
+            live = self.form.live
             for k, operands in enumerate(self.form.operands):
-                if self.form.live[k]:
-                    for o in set(operands):
-                        self._users[o].append(k)
+                if live[k]:
+                    for o in operands if len(operands) < 2 else set(operands):
+                        users[o].append(k)
+            self._users = users
         return self._users
 
     def saved(self, parameters: Iterable[int]) -> str:
