@@ -24,8 +24,10 @@ from retrograd.graph.tokens import tokens
 
 def forms(graph: Graph) -> dict[str, Form]:
     """The canonical form of every computation, by name; GraphError if a tuple has no such element."""
-    inlined = _inlined(graph)
-    return {name: _Folder(graph, computation, inlined).form() for name, computation in graph.computations.items()}
+    inlined, kinds = _inlined(graph), dict[str, int]()
+    return {
+        name: _Folder(graph, computation, inlined, kinds).form() for name, computation in graph.computations.items()
+    }
 
 
 # Calls of calls may grow exponentially; beyond this many times the module's size they stay as they are.
@@ -58,11 +60,11 @@ _LITERALS = frozenset({"constant", "iota", "broadcast", "broadcast-in-dim", "con
 
 
 class _Folder:
-    def __init__(self, graph: Graph, computation: Computation, inlined: bool) -> None:
+    def __init__(self, graph: Graph, computation: Computation, inlined: bool, kinds: dict[str, int]) -> None:
         self.graph = graph
         self.result = Form(computation, computes_in_order=graph.format == "fx")
         self.inlined = inlined
-        self.kinds: dict[str, int] = {}
+        self.kinds = kinds  # of operations
         self.reached: dict[str, bytearray] = {}  # what is needed, of each computation
         self.literals = self.result.literals
         self.used: set[int] = set()  # literals that an operation has already

@@ -86,12 +86,12 @@ class Computation:
 
 def effect_of(opcode: str, attrs: str, called: tuple[tuple[str, str], ...], effects: set[str]) -> bool:
     """Has an operation of HLO an effect? `effects` names the computations that have one."""
-    if opcode not in PURE or any(name in effects for _, name in called):
+    if opcode not in PURE or (called and any(name in effects for _, name in called)):
         return True
     if opcode == "custom-call":
         return "has_side_effect=true" in attrs
     # With a channel, every device takes part in the schedule, whoever reads the result.
-    return opcode.removesuffix("-start") in COLLECTIVES and "channel" in attrs
+    return "channel" in attrs and opcode.removesuffix("-start") in COLLECTIVES
 
 
 def share_channels(instructions: Iterable[tuple[Instruction, str]]) -> None:

@@ -62,7 +62,7 @@ def compiled_key(graph: Graph, of: dict[str, Form] | None = None, with_header: b
     """The same for graphs that are `strict_key`-equal and are compiled to the same program."""
     of = of or forms(graph)
     main = of[graph.entry]
-    own = digests(main, bodies(graph, of, placed=True), main.numbers, placed=True)
+    own = digests(main, Bodies(of, placed=True), main.numbers, placed=True)
     header = [f"{name}={value}" for name, value in sorted(graph.header.items()) if name not in HARMLESS_HEADER]
     counted = map(str.encode, header if with_header else ())
     return _hash(form_key(main, own, ordered(graph, main), placed=True), *counted).hex()
@@ -84,16 +84,32 @@ def _raw_key(computation: Computation, called: dict[str, bytes]) -> bytes:
 def _graph_key(graph: Graph, of: dict[str, Form], renumbered: bool) -> str:
     main = of[graph.entry]
     numbers = numbers_by_first_use(main) if renumbered else main.numbers
-    return form_key(main, digests(main, bodies(graph, of), numbers), ordered(graph, main)).hex()
+    return form_key(main, digests(main, Bodies(of), numbers), ordered(graph, main)).hex()
 
 
-def bodies(graph: Graph, of: dict[str, Form], placed: bool = False) -> dict[str, bytes]:
-    """The key of each called computation, equal for those that compute the same (and, `placed`, in the same way)."""
-    called: dict[str, bytes] = {}
-    for name, form in of.items():
-        if name != graph.entry:
-            called[name] = form_key(form, digests(form, called, form.numbers, placed), ordered=False, placed=placed)
-    return called
+class Bodies(dict[str, bytes]):
+    """The key of each called computation, equal for those that compute the same (and, `placed`, in the same way).
+
+    Made when it is asked for: most of what is called has been put in place of its call.
+    """
+
+    def __init__(self, of: dict[str, Form], placed: bool = False) -> None:
+        super().__init__()
+        self.of, self.placed = of, placed
+        self.places = {name: place for place, name in enumerate(of)}  # called ones before their callers
+
+    def __missing__(self, name: str) -> bytes:
+        needed: set[str] = set()
+        pending = [name]
+        while pending:
+            if (one := pending.pop()) not in needed and one not in self:
+                needed.add(one)
+                pending += [inner for called in self.of[one].called.values() for _, inner in called]
+        for one in sorted(needed, key=self.places.__getitem__):
+            form = self.of[one]
+            own = digests(form, self, form.numbers, self.placed)
+            self[one] = form_key(form, own, ordered=False, placed=self.placed)
+        return self[name]
 
 
 def ordered(graph: Graph, form: Form) -> bool:

@@ -112,7 +112,7 @@ class _Comparison:
     def __init__(self, a: Graph, b: Graph) -> None:
         self.a, self.b = a, b
         self.forms_a, self.forms_b = forms(a), forms(b)
-        self.bodies = keys.bodies(a, self.forms_a), keys.bodies(b, self.forms_b)
+        self.bodies = keys.Bodies(self.forms_a), keys.Bodies(self.forms_b)
         same_text = a.digest and (a.source, a.ordinal, a.digest) == (b.source, b.ordinal, b.digest)
         self.unknown = (
             []

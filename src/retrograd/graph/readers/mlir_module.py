@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from retrograd.errors import GraphError
@@ -180,11 +181,9 @@ class ModuleReader:
 
     def operation(self, body: _Body, operation: Any, owner: str) -> None:
         metadata, line = self.where(operation.location)
-        short = operation.name.partition(".")[2] or operation.name
-        opcode = _OPCODES.get(short) or short.replace("_", "-")
+        short, opcode = _opcode(operation.name)
         operands = [self.place(body, value) for value in operation.operands]
-        attributes = dict(items_of(operation.attributes, operation))
-        attrs, placement = attributes_of(attributes, opcode) if attributes else ("", "")
+        attributes, attrs, placement = self.attributes(operation, opcode)
         called, outside = self.regions(body, operation, owner, line)
         for attribute in ("callee", "called_computations") if attributes else ():
             for callee in symbols_of(attributes.get(attribute)):
@@ -213,6 +212,11 @@ class ModuleReader:
                 f"{name}#{index}", "get-tuple-element", shapes[index], (place,), str(index), (), metadata, line
             )
             body.values[value] = body.add(part)
+
+    def attributes(self, operation: Any, opcode: str) -> tuple[dict[str, Any], str, str]:
+        """The attributes of an operation, and what `attributes_of` says of them."""
+        attributes = dict(items_of(operation.attributes, operation))
+        return attributes, *(attributes_of(attributes, opcode) if attributes else ("", ""))
 
     def regions(self, body: _Body, operation: Any, owner: str, line: int) -> tuple[list[tuple[str, str]], list[int]]:
         """The regions of an operation as called computations, and where the values are that they use from outside."""
@@ -268,6 +272,13 @@ class ModuleReader:
         number = self.stacks.setdefault(stack, len(self.stacks) + 1)
         self.stack[number] = stack
         return f'{{op_name="{named[1] if named else ""}" stack_frame_id={number}}}', 0
+
+
+@lru_cache(1024)
+def _opcode(name: str) -> tuple[str, str]:
+    """An operation without its dialect, and as HLO calls it."""
+    short = name.partition(".")[2] or name
+    return short, _OPCODES.get(short) or short.replace("_", "-")
 
 
 def _captured(operation: Any) -> Iterator[Any]:

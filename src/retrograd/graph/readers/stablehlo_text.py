@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from retrograd.errors import GraphError
@@ -95,7 +96,7 @@ class _UnknownError(Exception):
 def parse(text: str, source: str = "", first: int = 1) -> Graph | None:
     """One module, or None if a line of it has a form that is not read here."""
     try:
-        return TextReader(_Parser(brackets.lines(text)).module(), source, first, None).graph(blobs_of(text))
+        return TextReader(_Parser(brackets.lines(text)).module(), source, first).graph(blobs_of(text))
     except (_UnknownError, KeyError, IndexError, GraphError, RecursionError):
         return None  # the other reader says what is wrong
 
@@ -316,13 +317,11 @@ _FORMS: dict[str, tuple[re.Pattern[str], Callable[[_Parser, re.Match[str]], Any]
 def _results(operands: list[TextValue], signature: str, name: str = "") -> list[str]:
     """The types of the results; each operand has to be of the type that the signature repeats."""
     own = [value.type for value in operands]
-    before, arrow, after = signature.rpartition(" -> ")
-    if arrow:
-        types = _types(_inner(before))
+    types, after = _signature(signature)
+    if after is not None:
         if types != own:
             raise _UnknownError
-        return _types(_inner(after))
-    types = _types(signature)
+        return after
     if name == "optimization_barrier" or (name == "select" and len(types) == 2):
         expected = types if name == "optimization_barrier" else [types[0], types[1], types[1]]
         if own != expected:
@@ -336,6 +335,13 @@ def _results(operands: list[TextValue], signature: str, name: str = "") -> list[
     if len(types) != 1 or any(type != types[0] for type in own):
         raise _UnknownError
     return types
+
+
+@lru_cache(1024)
+def _signature(text: str) -> tuple[list[str], list[str] | None]:
+    """The types of operands and of results, as written; None for the latter where they are not told apart."""
+    before, arrow, after = text.rpartition(" -> ")
+    return (_types(_inner(before)), _types(_inner(after))) if arrow else (_types(text), None)
 
 
 def _inner(text: str) -> str:

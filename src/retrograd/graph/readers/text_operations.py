@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from retrograd.graph.readers.mlir_attributes import attributes_of
 from retrograd.graph.readers.mlir_module import ModuleReader
 
 
@@ -55,10 +56,21 @@ class TextModule:
 
 
 class TextReader(ModuleReader):
-    """Reader of these, without the ways of the bindings to say names and lines."""
+    """Reader of these, without the ways of the bindings to say names and lines; attributes are texts, which repeat."""
+
+    def __init__(self, module: TextModule, source: str, first: int) -> None:
+        super().__init__(module, source, first, None)
+        self.known: dict[tuple[Any, ...], tuple[str, str]] = {}
 
     def where(self, location: int) -> tuple[str, int]:
         return "", self.first + location - 1
 
     def name(self, value: TextValue) -> str:
         return value.name
+
+    def attributes(self, operation: TextOperation, opcode: str) -> tuple[dict[str, Any], str, str]:
+        key = opcode, *operation.attributes.items()
+        known = self.known.get(key)
+        if known is None:
+            known = self.known[key] = attributes_of(operation.attributes, opcode) if operation.attributes else ("", "")
+        return operation.attributes, *known
