@@ -25,9 +25,7 @@ from retrograd.graph.tokens import tokens
 def forms(graph: Graph) -> dict[str, Form]:
     """The canonical form of every computation, by name; GraphError if a tuple has no such element."""
     inlined, kinds = _inlined(graph), dict[str, int]()
-    return {
-        name: _Folder(graph, computation, inlined, kinds).form() for name, computation in graph.computations.items()
-    }
+    return {name: _Folder(graph, of, inlined, kinds).form() for name, of in graph.computations.items()}
 
 
 # Calls of calls may grow exponentially; beyond this many times the module's size they stay as they are.
@@ -118,8 +116,7 @@ class _Folder:
                 operands.append(own)
                 origins.append(ins)
             else:
-                value = self.taken(ins) if kind == _ELEMENT else -1
-                value = self.value(ins, kind, arguments) if value == -1 else value
+                value = self.taken(ins) if kind == _ELEMENT else self.value(ins, kind, arguments)
                 if type(value) is tuple:
                     packed.add(place)
             values.append(value)
@@ -138,15 +135,15 @@ class _Folder:
         self.computation, self.place_values = outer
         return values
 
-    def taken(self, ins: Instruction) -> int:
-        """The node that an element of a tuple is, where nothing is to be noted of it; else -1."""
+    def taken(self, ins: Instruction) -> Value:
+        """The value of an element of a tuple: by a short way where it is a node and nothing is to be noted of it."""
         index, values = ins.attrs, self.place_values
         whole = values[ins.operands[0]] if ins.operands and not ins.placement else 0
         if type(whole) is tuple and index.isdecimal() and int(index) < len(whole):
             node = whole[int(index)]
             if type(node) is int and node >= 0 and self.result.labels[node][1] == ins.shape:
                 return node
-        return -1
+        return self.value(ins, _ELEMENT, None)
 
     def unshared(self, operands: tuple[int, ...]) -> tuple[int, ...]:
         """Operands, each constant one of its own: whether two places share a constant says nothing."""
@@ -235,7 +232,7 @@ class _Folder:
         if type(value) is int:
             return value < 0 or labels[value][1] == shape
         parts = elements(shape) if shape.startswith("(") else ()
-        if value and all([type(v) is int and v >= 0 for v in value]):  # type: ignore[union-attr]
+        if set(map(type, value)) == {int} and min(value) >= 0:  # type: ignore[arg-type,operator]
             return tuple([labels[v][1] for v in value]) == parts  # type: ignore[union-attr,index]
         if shape == "()" or (len(value) == 1 and value[0] in range(-(1 << 40), 0)):  # type: ignore[index]
             return shape != "()" or not value
@@ -368,15 +365,14 @@ class _Folder:
         if result.labels[node][0] != "add" or len(result.operands[node]) != 2:
             return node
         kept, added = result.operands[node]
-        token = (
-            result.operands[added][0] if result.labels[added][0] == "broadcast" and result.operands[added] else added
-        )
+        spread = result.operands[added] if result.labels[added][0] == "broadcast" else ()
+        token = spread[0] if spread else added
         return kept if token in chain and result.labels[kept][1] == result.labels[node][1] else node
 
     def count_dead(self) -> int:
         computation = self.result.computation
-        live = self.needs(computation)
-        return sum(1 for ins, is_live in zip(computation.instructions, live, strict=True) if not is_live and ins.opcode != "parameter")
+        both = zip(computation.instructions, self.needs(computation), strict=True)
+        return sum(not is_live and ins.opcode != "parameter" for ins, is_live in both)
 
     def needs(self, computation: Computation) -> bytearray:
         """Which instructions of a computation it needs. Values that come out of a barrier may be needed without it."""

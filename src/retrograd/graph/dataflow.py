@@ -368,4 +368,4 @@ def _outputs(graph: Graph) -> list[str]:
     """The shapes of what the graph returns; FX prints none of a value that it has not run."""
     main = graph.main
     root = main.instructions[main.root]
-    return [main.instructions[o].shape for o in root.operands] if root.opcode == "tuple" else elements(root.shape)
+    return [main.instructions[o].shape for o in root.operands] if root.opcode == "tuple" else list(elements(root.shape))

@@ -76,7 +76,7 @@ def flatten(value: Value) -> list[int]:
     """The nodes of a value, in order."""
     if type(value) is int:
         return [value]
-    if all([type(part) is int for part in value]):  # type: ignore[union-attr]
+    if set(map(type, value)) == {int}:  # type: ignore[arg-type]
         return list(value)  # type: ignore[arg-type]
     nodes: list[int] = []
     pending: list[Value] = [value]

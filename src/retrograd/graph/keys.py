@@ -102,13 +102,13 @@ class Bodies(dict[str, bytes]):
         needed: set[str] = set()
         pending = [name]
         while pending:
-            if (one := pending.pop()) not in needed and one not in self:
-                needed.add(one)
-                pending += [inner for called in self.of[one].called.values() for _, inner in called]
-        for one in sorted(needed, key=self.places.__getitem__):
-            form = self.of[one]
+            if (body := pending.pop()) not in needed and body not in self:
+                needed.add(body)
+                pending += [inner for called in self.of[body].called.values() for _, inner in called]
+        for inner in sorted(needed, key=self.places.__getitem__):
+            form = self.of[inner]
             own = digests(form, self, form.numbers, self.placed)
-            self[one] = form_key(form, own, ordered=False, placed=self.placed)
+            self[inner] = form_key(form, own, ordered=False, placed=self.placed)
         return self[name]
 
 

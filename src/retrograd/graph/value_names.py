@@ -105,7 +105,7 @@ def _in(computation: Computation, name: str) -> ValueRef | None:
 def _element(whole: ValueRef, path: tuple[int, ...], value: str) -> ValueRef:
     shape = whole.instruction.shape
     for index in path:
-        parts = elements(shape) if shape.startswith("(") else []
+        parts = elements(shape) if shape.startswith("(") else ()
         if index >= len(parts):
             has = f"elements 0 to {len(parts) - 1}" if parts else "no elements"
             raise UsageError(f"`value` is {value!r}, but {whole.instruction.name} is {shape}, which has {has}")

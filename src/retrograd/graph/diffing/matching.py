@@ -239,10 +239,9 @@ def _propose(matching: Matching, a: int, b: int, weight: int) -> None:
 def _propose_operands(matching: Matching, a: int, b: int) -> None:
     operands_a, operands_b = matching.form_a.operands[a], matching.form_b.operands[b]
     if len(operands_a) == len(operands_b):
-        partner_a, partner_b, all_votes = matching.a, matching.b, matching.votes
         for x, y in zip(operands_a, operands_b, strict=True):
-            if partner_a[x] < 0 and partner_b[y] < 0:
-                votes = all_votes.setdefault(x, {})
+            if matching.a[x] < 0 and matching.b[y] < 0:
+                votes = matching.votes.setdefault(x, {})
                 votes[y] = votes.get(y, 0) + 2
         return
     pairs = align([matching.ids_a[o] for o in operands_a], [matching.ids_b[o] for o in operands_b], patience=False)
@@ -255,8 +254,7 @@ def _propose_operands(matching: Matching, a: int, b: int) -> None:
 
 def _decide(matching: Matching, a: int, votes: dict[int, int]) -> None:
     """The partner of a node: the candidate with most votes that is alike; else see whether something came between."""
-    most = sorted(votes, key=votes.__getitem__, reverse=True) if len(votes) > 1 else votes
-    candidates = [b for b in most if matching.b[b] < 0]
+    candidates = [b for b in sorted(votes, key=votes.__getitem__, reverse=True) if matching.b[b] < 0]
     equal = [b for b in candidates if matching.ids_a[a] == matching.ids_b[b]]
     if equal:
         matching.descend(a, equal[0])

@@ -117,7 +117,9 @@ def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[t
         alone = [(half, own) for (half, own, _), kinds in zip(work, names, strict=True) if len(kinds) == 1]
         for c in numbers:
             told = list(_numbers(view.changes.get(causes[c], ())))
-            if min(map(len, names)) <= 1 and any(_reads(half, own, told) for half, own in alone):
+            # Many operations for one of another kind are no number's doing, although the one reads it.
+            few = min(map(len, names)) <= 1 and (not all(names) or len(names[0] | names[1]) < _FEWEST)
+            if few and any(_reads(half, own, told) for half, own in alone):
                 yield c, k
             elif len(names[0] | names[1]) >= _FEWEST and (
                 any(

@@ -130,7 +130,8 @@ def _again_of(graph: Graph, forms: Forms, ids: list[bytes]) -> tuple[list[tuple[
     texts = {text for body in bodies for text in {ins.metadata for ins in body.origins} if _MARK in text}
     named = [
         (body, n)
-        for body in bodies if texts
+        for body in bodies
+        if texts
         for n, ins in enumerate(body.origins)
         if body.live[n] and ins.metadata in texts
     ]
@@ -229,5 +230,5 @@ def _operations(forms: Forms, loops: list[tuple[Form, int]]) -> Counter[str]:
 
 def _bodies(forms: Forms, loops: list[tuple[Form, int]]) -> list[Form]:
     """The bodies of loops, and what these call."""
-    own = {name for form, node in loops for role, name in form.called[node] if role == "body"}
-    return [forms[name] for name in own | set(_called([forms[name] for name in own], forms))]
+    own = [name for form, node in loops for role, name in form.called[node] if role == "body"]
+    return [forms[name] for name in dict.fromkeys([*own, *_called([forms[name] for name in own], forms)])]

@@ -150,21 +150,16 @@ class _Reader:
         places: dict[str, int] = {}
         parameters: dict[int, int] = {}
         root = -1
-        lines, heads, tails, match_instruction, first = self.lines, self.heads, self.tails, _INSTRUCTION.match, self.first
-        below, end, place = self.at, len(lines), 0
+        lines, heads, tails, first = self.lines, self.heads, self.tails, self.first
+        below, end, place, match_instruction = self.at, len(lines), 0, _INSTRUCTION.match
         while True:
             at = below
             match = match_instruction(lines[at]) if at < end else None
-            if match is not None:
-                below += 1
-                is_root, own, raw_head, raw_operands, raw_tail = match.groups()
-            else:
-                self.at = at
-                unusual = self.unusual(name)
-                if unusual is None:
-                    break
-                is_root, own, raw_head, raw_operands, raw_tail = unusual
-                at, below = self.began, self.at
+            fields = match.groups() if match is not None else self.unusual(name, at)
+            if fields is None:
+                break
+            is_root, own, raw_head, raw_operands, raw_tail = fields
+            at, below = (at, at + 1) if match is not None else (self.began, self.at)
             shape, placement, opcode, watched, key = heads.get(raw_head) or self.head(raw_head)
             known, metadata = tails.get(key + raw_tail) or self.tail(raw_tail, opcode, key, at)
             attrs = known.attrs
@@ -250,8 +245,12 @@ class _Reader:
             raise self.error(f"the computation {name} has {count} parameters but no parameter({missing})", start)
         return [parameters[i] for i in range(count)]
 
-    def unusual(self, computation: str) -> tuple[str | None, str, str, str, str] | None:
-        """An instruction that the expression does not match (several lines, brackets in quotes); None at the end."""
+    def unusual(self, computation: str, at: int) -> tuple[str | None, str, str, str, str] | None:
+        """An instruction at or below a line that the expression does not match (several lines, brackets in quotes).
+
+        None at the end.
+        """
+        self.at = at
         while self.at < len(self.lines):
             text = self.lines[self.at].strip()
             if text.startswith("}"):

@@ -216,7 +216,8 @@ class ModuleReader:
     def attributes(self, operation: Any, opcode: str) -> tuple[dict[str, Any], str, str]:
         """The attributes of an operation, and what `attributes_of` says of them."""
         attributes = dict(items_of(operation.attributes, operation))
-        return attributes, *(attributes_of(attributes, opcode) if attributes else ("", ""))
+        attrs, placement = attributes_of(attributes, opcode) if attributes else ("", "")
+        return attributes, attrs, placement
 
     def regions(self, body: _Body, operation: Any, owner: str, line: int) -> tuple[list[tuple[str, str]], list[int]]:
         """The regions of an operation as called computations, and where the values are that they use from outside."""

@@ -73,4 +73,4 @@ class TextReader(ModuleReader):
         known = self.known.get(key)
         if known is None:
             known = self.known[key] = attributes_of(operation.attributes, opcode) if operation.attributes else ("", "")
-        return operation.attributes, *known
+        return operation.attributes, known[0], known[1]
