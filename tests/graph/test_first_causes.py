@@ -312,6 +312,31 @@ def test_a_number_comes_before_the_operation_that_it_takes_away(factor: str, lea
     )
 
 
+ROBUST = """HloModule m
+
+ENTRY e {
+  p = f32[] parameter(0)
+  w = f32[] parameter(1)
+  d = f32[] constant(0.4)
+  x = f32[] multiply(p, d)
+  k = f32[] constant(-0.4)
+  y = f32[] multiply(w, k)
+  ROOT r = f32[] add(x, y)
+}
+"""
+
+
+def test_a_number_explains_no_region_of_many_operations_that_one_replaces() -> None:
+    other = ROBUST.replace("constant(-0.4)", "constant(1)").replace("(0.4)", "(2)").replace("multiply(p", "divide(p")
+    many = ROBUST.replace("multiply(p, d)", "sqrt(n)").replace(
+        "(0.4)", "(0.4)\n  a = f32[] abs(p)\n  m = f32[] minimum(a, d)\n  n = f32[] negate(m)"
+    )
+    assert first(many, other).startswith("abs, minimum, negate, sqrt f32[] x4 with 0.4 replaced by divide")
+    # 0.4 times, then -1 times, which is a negation.
+    negated = ROBUST.replace("multiply(p, d)", "negate(p)").replace("constant(-0.4)", "constant(1)")
+    assert first(ROBUST, negated).startswith("constant f32[] -0.4 -> 1")
+
+
 CALLED = (
     SCALED.replace("ENTRY e", "k")
     + """

@@ -56,6 +56,20 @@ def test_edit_changes_the_strict_key(edit) -> None:
         assert (graph.free_key(a) == graph.free_key(b)) == (edit is parameters_exchanged), seed
 
 
+def test_computations_in_computations_have_keys_however_deep() -> None:
+    def deep(opcode: str) -> graph.Graph:
+        inner = f"c0 {{\n  p = f32[] parameter(0)\n  ROOT r = f32[] {opcode}(p)\n}}\n"
+        bodies = [
+            f"c{k} {{\n  p = f32[] parameter(0)\n  ROOT r = f32[] map(p), to_apply=c{k - 1}\n}}\n"
+            for k in range(1, 2000)
+        ]
+        whole = ["HloModule m\n", inner, *bodies[:-1], f"ENTRY {bodies[-1]}"]
+        return graph.parse("\n".join(whole))[0]
+
+    assert graph.strict_key(deep("negate")) == graph.strict_key(deep("negate"))
+    assert graph.strict_key(deep("negate")) != graph.strict_key(deep("sqrt"))
+
+
 def test_free_key_is_exact() -> None:
     """f(p0 - p1, p0 * p1) is not f(p0 - p1, p1 * p0) under any numbering of the parameters."""
     head = "HloModule m\n\nENTRY e {\n  p0 = f32[4] parameter(0)\n  p1 = f32[4] parameter(1)\n  s = f32[4] subtract(p0, p1)\n"

@@ -224,3 +224,18 @@ ENTRY main {
     assert diff(graph, other)
     for edit in (("direction=GE", "direction=LE"), ("add(a", "subtract(a")):
         assert diff(graph, parse(pool.replace(*edit), "B")[0]).verdict == "different"
+
+
+def test_attributes_of_one_text_are_read_by_what_they_belong_to() -> None:
+    """Texts are read once: an attribute is an argument of a custom call, and to another operation how it is compiled."""
+    same = 'frontend_attributes={k="1"}, metadata={op_name="f"}'
+    text = "HloModule m\n\nENTRY e {\n  p = f32[4]{0} parameter(0)\n"
+    lines = [
+        f"  a = f32[4]{{0}} copy(p), {same}\n",
+        f"  b = f32[4]{{0}} custom-call(p), {same}\n",
+    ]
+    for first, second in (lines, lines[::-1]):
+        [graph] = parse(f"{text}{first}{second}  ROOT r = (f32[4]{{0}}, f32[4]{{0}}) tuple(a, b)\n}}\n", "A")
+        by_name = {i.name: i for i in graph.main.instructions}
+        assert (by_name["a"].attrs, by_name["a"].placement) == ("", 'frontend_attributes={k="1"}')
+        assert (by_name["b"].attrs, by_name["b"].placement) == ('frontend_attributes={k="1"}', "")
