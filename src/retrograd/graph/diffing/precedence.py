@@ -6,7 +6,7 @@ Where another computation begins with another number, that computation is first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from math import isclose, nan
 
 from retrograd.graph.diffing.downstream import MOST, bits_of, causes_before, common, nodes_of
@@ -117,9 +117,9 @@ def _explained(view: View, causes: Sequence[Cause], sides: _Sides) -> Iterator[t
         alone = [(half, own) for (half, own, _), kinds in zip(work, names, strict=True) if len(kinds) == 1]
         for c in numbers:
             told = list(_numbers(view.changes.get(causes[c], ())))
-            # Many operations for one of another kind are no number's doing, although the one reads it.
-            few = min(map(len, names)) <= 1 and (not all(names) or len(names[0] | names[1]) < _FEWEST)
-            if few and any(_reads(half, own, told) for half, own in alone):
+            # Where much is replaced, a number that both graphs have anyway tells nothing.
+            both = known[0] & known[1] if all(names) and len(names[0] | names[1]) >= _FEWEST else frozenset[str]()
+            if min(map(len, names)) <= 1 and any(_reads(half, own, told, both) for half, own in alone):
                 yield c, k
             elif len(names[0] | names[1]) >= _FEWEST and (
                 any(
@@ -160,14 +160,15 @@ def _operations(half: Half, nodes: list[int]) -> list[int]:
     return [n for n in nodes if n not in form.literals and form.labels[n][0] not in _FOR_USERS and form.operands[n]]
 
 
-def _reads(half: Half, nodes: list[int], numbers: list[float]) -> bool:
-    """Do operations read one of these numbers, or it with a factor?"""
+def _reads(half: Half, nodes: list[int], numbers: list[float], but: Set[str]) -> bool:
+    """Do operations read one of these numbers, or it with a factor? A constant of `but` does not count."""
     form = half.form
     pending = [o for n in nodes for o in form.operands[n]]
     while pending:
         node = pending.pop()
         if node in form.literals or form.labels[node][0] in _FOR_USERS:
-            own = _scalar(" ".join(form.labels[node][1:]))
+            text = " ".join(form.labels[node][1:])
+            own = _scalar(text) if text not in but else nan
             if any(isclose(own, number * factor, rel_tol=_ROUNDING) for number in numbers for factor in _FACTORS):
                 return True
             pending += form.operands[node]

@@ -182,16 +182,17 @@ class ModuleReader:
     def operation(self, body: _Body, operation: Any, owner: str) -> None:
         metadata, line = self.where(operation.location)
         short, opcode = _opcode(operation.name)
-        operands = [self.place(body, value) for value in operation.operands]
+        values, types = body.values, self.types
+        operands = [values[o] if o in values else self.place(body, o) for o in operation.operands]
         attributes, attrs, placement = self.attributes(operation, opcode)
         called, outside = self.regions(body, operation, owner, line)
-        for attribute in ("callee", "called_computations") if attributes else ():
-            for callee in symbols_of(attributes.get(attribute)):
+        for attribute in [name for name in ("callee", "called_computations") if name in attributes]:
+            for callee in symbols_of(attributes[attribute]):
                 self.function(callee)
                 called.append(("to_apply", callee))
         operands += outside
         results = list(operation.results)
-        shapes = [self.shape(value) for value in results]
+        shapes = [types.get(value.type) or self.shape(value) for value in results]
         name = self.name(results[0]).partition("#")[0] if results else short
         shape = shapes[0] if len(shapes) == 1 else f"({','.join(shapes)})"
         instruction = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line, placement)

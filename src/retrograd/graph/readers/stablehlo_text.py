@@ -170,14 +170,15 @@ class _Parser:
         name, number, text = match.groups()  # type: ignore[union-attr]
         place = self.at
         kind, operands, attributes, types, regions = self.form(text)
-        count = int(number) if number else 1 if name else 0
-        if count != len(types):
+        if (int(number) if number else 1 if name else 0) != len(types):
             raise _UnknownError
-        names = [f"{name}#{k}" for k in range(count)] if number else [name] if name else []
-        results = [self.define(own, type) for own, type in zip(names, types, strict=True)]
-        operation = TextOperation(
-            kind, operands, dict(sorted(attributes.items())) if len(attributes) > 1 else attributes, results, place
-        )
+        if number:
+            results = [self.define(f"{name}#{k}", type) for k, type in enumerate(types)]
+        else:
+            results = [self.define(name, types[0])] if name else []
+        if len(attributes) > 1:
+            attributes = dict(sorted(attributes.items()))
+        operation = TextOperation(kind, operands, attributes, results, place)
         operation.regions = regions
         return operation
 

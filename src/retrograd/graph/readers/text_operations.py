@@ -69,8 +69,10 @@ class TextReader(ModuleReader):
         return value.name
 
     def attributes(self, operation: TextOperation, opcode: str) -> tuple[dict[str, Any], str, str]:
+        if not operation.attributes:
+            return operation.attributes, "", ""
         key = opcode, *operation.attributes.items()
         known = self.known.get(key)
         if known is None:
-            known = self.known[key] = attributes_of(operation.attributes, opcode) if operation.attributes else ("", "")
+            known = self.known[key] = attributes_of(operation.attributes, opcode)
         return operation.attributes, known[0], known[1]
