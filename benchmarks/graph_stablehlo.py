@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from graph import _pairs
+from graph import _pairs, peak_mb
 
 TRUST = Path(__file__).parents[1] / "tests" / "graph" / "data" / "trust"
 
@@ -117,7 +117,7 @@ def _measured(a: Path, b: Path) -> dict:
     read = cpu() - started
     diff = graph.diff(*graphs)
     assert len(diff.causes) == 1, diff.causes
-    mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    mb = peak_mb()
     return {
         "read": read,
         "compare": cpu() - started - read,
