@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrograd.errors import RetrogradError, UnsupportedOperationError
-from retrograd.ttir.element_types import element_type, from_bits, round_bf16, to_bits, truncate_tf32
+from retrograd.ttir.element_types import chosen, element_type, from_bits, round_bf16, to_bits, truncate_tf32
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.inline_asm import inline_asm
@@ -282,3 +282,13 @@ def test_pointers_are_read_with_their_marks(marks):
     kernel = KERNEL.replace("!tt.ptr<f32>", f"!tt.ptr<f32{marks}>")
     body = "    %value = arith.constant 1.000000e+00 : f32 loc(#loc1)"
     assert str(compile_text(kernel.replace("BODY", body)).arguments[0].type.pointee) == "f32"
+
+
+@pytest.mark.parametrize("zero", [None, 0.0, -0.0, 1.0])
+def test_what_is_chosen_has_the_bits_that_numpy_chooses(zero):
+    values = np.array([[[1.0, np.nan, -0.0, np.inf, 2.0**-149, -3.0]]] * 2, np.float32)
+    condition = np.array([[[True, False, True, False, True, False]]])
+    others = None if zero is None else np.full((1, 1, 1), zero, np.float32)
+    want = np.where(condition, values, np.float32(zero or 0.0) if zero is None else others)
+    assert chosen(condition, values, others).tobytes() == want.tobytes()
+    assert chosen(~condition, condition, None).tobytes() == np.zeros_like(condition).tobytes()

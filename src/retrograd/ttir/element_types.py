@@ -42,6 +42,11 @@ class ElementType:
     def size(self) -> int:
         return self.memory.itemsize
 
+    @cached_property
+    def decodes(self) -> bool:
+        """Whether values are other than what memory holds."""
+        return self.decode is not _same
+
     @property
     def is_float(self) -> bool:
         return self.compute.kind == "f"
@@ -63,9 +68,8 @@ def round_bf16(values: Array) -> Array:
     rounded += 0x7FFF
     rounded += bits
     rounded &= 0xFFFF0000
-    is_nan = values != values
-    if is_nan.any():
-        rounded[is_nan] = 0x7FC00000
+    if np.isnan(np.maximum.reduce(values, axis=None, initial=0.0)):  # a fourth of what to look at each takes
+        rounded[np.isnan(values)] = 0x7FC00000
     return rounded.view(np.float32)
 
 
@@ -77,8 +81,8 @@ def truncate_tf32(values: Array) -> Array:
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     cut = bits & 0xFFFFE000
-    is_nan = values != values  # whose digits may all be among those cut, which leaves an infinity
-    if is_nan.any():
+    if np.isnan(np.maximum.reduce(values, axis=None, initial=0.0)):
+        is_nan = np.isnan(values)  # whose digits may all be among those cut, which leaves an infinity
         cut[is_nan] = bits[is_nan]
     return cut.view(np.float32)
 
@@ -95,6 +99,19 @@ def _decode_bf16(bits: Array) -> Array:
 
 def _encode_bf16(values: Array) -> Array:
     return (np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+def chosen(condition: Array, values: Array, others: Array | None) -> Array:
+    """np.where; where the others are zeros, None standing for them, in a fourth of its time."""
+    if values.dtype.kind == "b":
+        return values & condition if others is None else np.where(condition, values, others)
+    bits = _UNSIGNED[values.itemsize]
+    if others is None or (others.size == 1 and not others.view(bits).any()):
+        return (values.view(bits) * condition).view(values.dtype)
+    return np.where(condition, values, others)
 
 
 class SmallFloat:

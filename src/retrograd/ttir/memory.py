@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.ttir.atomics import UPDATES, bitwise_equal, update_in_turns
-from retrograd.ttir.element_types import Array, ElementType
+from retrograd.ttir.element_types import Array, chosen
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.memory_faults import AccessFaults
 from retrograd.ttir.races import Cells, OrderedRaces, UnorderedRaces
@@ -70,6 +70,7 @@ class Memory(AccessFaults):
         self.order_matters: dict[int, int] = {}
         self.on_access: list[Callable[[MemoryAccess, Array, Array], None]] = []
         self.on_learning: list[Callable[[Storage], None]] = []
+        self._who: dict[tuple[int, ...], tuple[Array, Array]] = {}  # shape -> programs, and that of each lane
         self._learned = learned if learned is not None else LearnedStorages()
         self._storages = list({id(p.storage): p.storage for p in pointers.values()}.values())
         self._storages += self._learned.storages
@@ -102,20 +103,14 @@ class Memory(AccessFaults):
         kind = access.kind
         result: Array | None = None
         undefined: Array | None = None
-        for storage, allowed in self._split(access, programs, addresses, mask):
-            index = self._index(storage, kind, addresses)
-            if allowed is not None:
-                index = np.where(allowed, index, 0)
-            values = kind.decode(storage.view(kind.memory)[index])
+        for storage, index, allowed in self._split(access, programs, addresses, mask):
+            values = storage.taken(kind, index)
             if storage.undefined is not None:
                 unknown = storage.undefined[index * kind.size]
                 unknown = unknown if allowed is None else unknown & allowed
                 if unknown.any():
                     undefined = unknown if undefined is None else undefined | unknown
-            if allowed is not None:
-                fallback = other if other is not None else np.zeros(1, kind.compute).reshape((1,) * values.ndim)
-                values = np.where(allowed, values, fallback if result is None else result)
-            result = values
+            result = values if allowed is None else chosen(allowed, values, other if result is None else result)
             if storage.cell and self.races is not None:
                 self._touch(access, storage, index, allowed, programs)
         if result is None:
@@ -129,8 +124,8 @@ class Memory(AccessFaults):
     ) -> None:  # fmt: skip
         """Put values to addresses; `undefined`: which of them come from memory that nobody has written."""
         kind = access.kind
-        for storage, allowed in self._split(access, programs, addresses, mask):
-            index, (bits, unknown), who = self._lanes(storage, kind, programs, addresses, (values, undefined), allowed)
+        for storage, index, allowed in self._split(access, programs, addresses, mask):
+            index, (bits, unknown), who = self._lanes(index, programs, (values, undefined), allowed)
             bits = kind.encode(bits)
             view = storage.view(kind.memory)
             unsigned = f"u{kind.size}"
@@ -157,8 +152,8 @@ class Memory(AccessFaults):
         shape = (len(programs), *access.shape)
         addresses = _spread(addresses, shape)
         before = np.zeros(shape if wanted else (1,) * len(shape), kind.compute)
-        for storage, allowed in self._split(access, programs, addresses, mask):
-            index, lanes, who = self._lanes(storage, kind, programs, addresses, tuple(values), allowed)
+        for storage, index, allowed in self._split(access, programs, addresses, mask):
+            index, lanes, who = self._lanes(index, programs, tuple(values), allowed)
             if not len(index):
                 continue
             view = storage.view(kind.memory)
@@ -185,28 +180,32 @@ class Memory(AccessFaults):
         return before
 
     def _lanes(
-        self, storage: Storage, kind: ElementType, programs: Array, addresses: Array,
-        values: tuple[Array | None, ...], allowed: Array | None,
-    ) -> tuple[Array, list[Any], Array]:  # fmt: skip
+        self, index: Array, programs: Array, values: tuple[Array | None, ...], allowed: Array | None
+    ) -> tuple[Array, list[Any], Array]:
         """Flat indices, values and programs of the lanes that are accessed."""
-        shapes = [x.shape for x in (addresses, allowed, *values) if x is not None]
-        shape = np.broadcast_shapes(*shapes, (len(programs),) + (1,) * (addresses.ndim - 1))
-        index = _spread(self._index(storage, kind, addresses), shape)
-        who = _spread(programs.astype(np.int32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
-        spread = [None if x is None else _spread(x, shape) for x in values]
-        if allowed is None:
-            return index.reshape(-1), [None if x is None else x.reshape(-1) for x in spread], who.reshape(-1)
-        allowed = _spread(allowed, shape)
-        return index[allowed], [None if x is None else x[allowed] for x in spread], who[allowed]
-
-    @staticmethod
-    def _index(storage: Storage, kind: ElementType, addresses: Array) -> Array:
-        return (addresses - storage.start) >> (kind.size.bit_length() - 1)
+        shapes = {x.shape for x in (index, allowed, *values) if x is not None}
+        shapes.add((len(programs),) + (1,) * (index.ndim - 1))
+        shape = shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
+        if self._who.get(shape, (None,))[0] is not programs:  # a loop stores in the same way, round after round
+            column = programs.astype(np.int32).reshape(-1, *(1,) * (len(shape) - 1))
+            self._who[shape] = programs, _spread(column, shape).reshape(-1)
+        flat = [None if x is None else _spread(x, shape).reshape(-1) for x in (index, *values)]
+        flat.append(self._who[shape][1])
+        if allowed is not None:
+            lanes = np.flatnonzero(_spread(allowed, shape))
+            flat = [None if x is None else x.take(lanes) for x in flat]
+        first, *each, who = flat
+        assert first is not None
+        assert who is not None
+        return first, each, who
 
     def _split(
         self, access: MemoryAccess, programs: Array, addresses: Array, mask: Array | None
-    ) -> list[tuple[Storage, Array | None]]:
-        """Storages that an access leads to, with the lanes that do; None for all of them."""
+    ) -> list[tuple[Storage, Array, Array | None]]:
+        """Storages that an access leads to, at which element each lane is, and the lanes that do; None for all of them.
+
+        Those that do not are at an element too, which says nothing.
+        """
         if mask is not None:
             count = np.count_nonzero(mask)  # a tenth of what mask.all() and mask.any() take of a small one
             if not count:
@@ -217,15 +216,19 @@ class Memory(AccessFaults):
         size = access.kind.size
         pointer = self.only(access)
         whole = pointer if pointer is not None and pointer.covered is None else None
-        if whole is not None and _lie_in(whole, addresses, size):
-            return [(whole.storage, mask)]
-        if mask is None:
-            lanes = np.ones(addresses.shape, bool)
-        else:
-            shape = np.broadcast_shapes(addresses.shape, mask.shape)
-            lanes, addresses = _spread(mask, shape), _spread(addresses, shape)
-            if whole is not None and not whole.storage.start & (size - 1) and _lie_in(whole, addresses[lanes], size):
-                return [(whole.storage, lanes)]
+        if whole is not None and (index := _within(whole, addresses, mask, size)) is not None:
+            return [(whole.storage, index, mask)]
+        shape = addresses.shape if mask is None else np.broadcast_shapes(addresses.shape, mask.shape)
+        lanes, addresses = np.ones(shape, bool) if mask is None else _spread(mask, shape), _spread(addresses, shape)
+        parts = self._checked(access, programs, addresses, lanes, pointer)
+        shift = size.bit_length() - 1
+        return [(storage, np.where(led, (addresses - storage.start) >> shift, 0), led) for storage, led in parts]
+
+    def _checked(
+        self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None
+    ) -> list[tuple[Storage, Array]]:
+        """Storages that lanes lead to one by one, with those that do; what is wrong with the others is noted."""
+        size = access.kind.size
         crooked = lanes & ((addresses & (size - 1)) != 0)
         if crooked.any():
             self.fault("misaligned", access, programs, addresses, crooked, pointer)
@@ -249,7 +252,7 @@ class Memory(AccessFaults):
 
     def _in_tensor(
         self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer
-    ) -> list[tuple[Storage, Array | None]]:
+    ) -> list[tuple[Storage, Array]]:
         size = access.kind.size
         outside = lanes & ((addresses < pointer.start) | (addresses + size > pointer.end))
         if outside.any():
@@ -266,14 +269,14 @@ class Memory(AccessFaults):
 
     def _anywhere(
         self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array
-    ) -> list[tuple[Storage, Array | None]]:
+    ) -> list[tuple[Storage, Array]]:
         """Lanes whose pointers come from memory or from several arguments, by the storage that they are in."""
         size = access.kind.size
         if not lanes.any():
             return []
         if access.arguments is None:
             self._learn(addresses[lanes], size)
-        parts: list[tuple[Storage, Array | None]] = []
+        parts: list[tuple[Storage, Array]] = []
         missing = lanes
         for storage in self.storages_of(access):
             within = missing & (addresses >= storage.start) & (addresses + size <= storage.end)
@@ -301,16 +304,11 @@ class Memory(AccessFaults):
         self, access: MemoryAccess, storage: Storage, index: Array, allowed: Array | None, programs: Array
     ) -> None:
         """Note a load where stores of the kernel may meet it."""
-        shape = np.broadcast_shapes(index.shape, (len(programs),) + (1,) * (index.ndim - 1))
-        who = _spread(programs.astype(np.int32).reshape(-1, *(1,) * (index.ndim - 1)), shape)
-        index = _spread(index, shape)
-        if allowed is not None:
-            allowed = _spread(allowed, shape)
-            index, who = index[allowed], who[allowed]
+        index, _, who = self._lanes(index, programs, (), allowed)
         if access.is_atomic:
-            self._synchronise(access, storage, index.reshape(-1), who.reshape(-1))
+            self._synchronise(access, storage, index, who)
         else:
-            self._mark(access, storage, index.reshape(-1), who.reshape(-1))
+            self._mark(access, storage, index, who)
 
     def _synchronise(
         self, access: MemoryAccess, storage: Storage, index: Array, who: Array, writes: bool = False, looks: bool = True
@@ -373,17 +371,25 @@ def _spread(values: Array, shape: tuple[int, ...]) -> Array:
     return values if values.shape == shape else np.broadcast_to(values, shape)
 
 
-def _lie_in(pointer: Pointer, addresses: Array, size: int) -> bool:
-    """Whether elements of this size all lie in a tensor, and as it lies in its storage."""
+def _within(pointer: Pointer, addresses: Array, mask: Array | None, size: int) -> Array | None:
+    """At which elements of this size of its storage addresses are that all lie in a tensor; None where one does not.
+
+    What is masked away is at the tensor's first element.
+    """
+    offsets, start = addresses - pointer.start, pointer.storage.start
+    if mask is not None:
+        if start & (size - 1):
+            return None
+        offsets = offsets * mask
     # Reductions by name: methods of arrays take twice as long for a few numbers. What is before the tensor is a huge
     # number without a sign, and so is what has any bit of one.
-    offsets = (addresses - pointer.start).view(np.uint64)
-    last, bits = pointer.end - pointer.start - size, int(np.bitwise_or.reduce(offsets, axis=None))
-    if bits > last and int(np.maximum.reduce(offsets, axis=None)) > last:
-        return False
-    start = pointer.storage.start
-    return not (bits | pointer.start - start) & (size - 1) or _aligned(addresses - start, size)
-
-
-def _aligned(offsets: Array, size: int) -> bool:
-    return not int(np.bitwise_or.reduce(offsets, axis=None)) & (size - 1)
+    places = offsets.view(np.uint64)
+    last, bits = pointer.end - pointer.start - size, int(np.bitwise_or.reduce(places, axis=None))
+    if bits > last and int(np.maximum.reduce(places, axis=None)) > last:
+        return None
+    if ahead := pointer.start - start:
+        offsets += ahead
+    if (bits | ahead) & (size - 1) and int(np.bitwise_or.reduce(offsets, axis=None)) & (size - 1):
+        return None
+    offsets >>= size.bit_length() - 1
+    return offsets

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.errors import UnsupportedOperationError
-from retrograd.ttir.element_types import Array, ElementType, element_type, from_bits, small_float, to_bits
+from retrograd.ttir.element_types import Array, ElementType, chosen, element_type, from_bits, small_float, to_bits
 from retrograd.ttir.inline_asm import inline_asm
 from retrograd.ttir.ir import Operation
 from retrograd.ttir.libdevice import special, symbol
@@ -147,7 +147,7 @@ def _compare_floats(operation: Operation) -> Compute:
 
 
 def _select(operation: Operation) -> Compute:
-    return lambda condition, a, b: np.where(_like(condition, a, b), a, b)
+    return lambda condition, a, b: chosen(_like(condition, a, b), a, b)
 
 
 def _like(condition: Array, a: Array, b: Array) -> Array:
@@ -245,9 +245,17 @@ def _addptr(operation: Operation) -> Compute:
 
 @functools.cache
 def _moving(size: int, is_wide: bool) -> Compute:
-    if is_wide:
-        return lambda pointer, offset: pointer + offset * size
-    return lambda pointer, offset: pointer + offset.astype(np.int64) * size
+    def move(pointer: Array, offset: Array) -> Array:
+        if size > 1:
+            offset = np.multiply(offset, size) if is_wide else offset.astype(np.int64)
+            if not is_wide:
+                offset *= size
+            if pointer.size == 1:  # in place, as are most
+                offset += pointer.reshape((1,) * offset.ndim)
+                return offset
+        return pointer + offset
+
+    return move
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:

@@ -27,6 +27,9 @@ _REDUCES: dict[str, Any] = {
     "arith.maximumf": np.maximum, "arith.minimumf": np.minimum,
 }  # fmt: skip
 
+# Those that it would not combine in halves, and does so two by two.
+_HALVES: dict[str, Any] = {"arith.addf": np.add, "arith.mulf": np.multiply}
+
 
 def full(values: Array, shape: tuple[int, ...]) -> Array:
     """An array with every axis of the tensor at its own extent; the axis of programs stays as it is."""
@@ -170,7 +173,8 @@ def _dot(operation: Operation) -> Compute:
         a, b = full(a, shapes[0]), full(b, shapes[1])
         if to_tf32:
             a, b = truncate_tf32(a), truncate_tf32(b)
-        product = _products(a, b).astype(result.compute) + c
+        product = _products(a, b).astype(result.compute)
+        product = np.add(product, c, out=product) if len(product) >= len(c) else product + c
         return result.round(product) if result.round else product
 
     return dot
@@ -273,6 +277,7 @@ def reduction(operation: Operation, simple: str, combine: Combine) -> Compute:
     axis = int(attributes(operation)["axis"]) + 1
     extent = operation.operands[0].type.shape[axis - 1]
     by_numpy = _REDUCES.get(simple)
+    in_halves = _HALVES.get(simple)
     rounding = kind_of(operation).round
     before = (slice(None),) * axis
 
@@ -286,6 +291,10 @@ def reduction(operation: Operation, simple: str, combine: Combine) -> Compute:
         while values[0].shape[axis] > 1:
             half = values[0].shape[axis] // 2
             first, second = (*before, slice(half)), (*before, slice(half, None))
+            if in_halves is not None:  # a fifth of the time that the region takes
+                whole = in_halves(values[0][first], values[0][second])
+                values = [whole if rounding is None else rounding(whole)]
+                continue
             values = [*combine(*(x[first] for x in values), *(x[second] for x in values))]
         results = tuple(x.squeeze(axis) for x in values)
         return results[0] if len(results) == 1 else results

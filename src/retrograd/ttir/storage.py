@@ -18,6 +18,7 @@ from retrograd.ttir.ir import SourcePlace
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _NOTHING = np.empty(0, np.uint8)
+_OFTEN = 4  # elements of a storage to each that is read at once, up to which all of them are decoded
 
 
 class _Octets:
@@ -96,6 +97,16 @@ class Storage:
             count = len(self.octets) // dtype.itemsize
             self.views[dtype] = self.octets[: count * dtype.itemsize].view(dtype)
         return self.views[dtype]
+
+    def taken(self, kind: ElementType, index: Array) -> Array:
+        """Values of the elements at these places."""
+        elements = self.view(kind.memory)
+        # What the kernel does not write is decoded once, unless it asks for little of it. take: a third of elements[i].
+        if kind.decodes and not self.cell and (kind.name in self.views or len(elements) <= _OFTEN * index.size):
+            if kind.name not in self.views:
+                self.views[kind.name] = kind.decode(elements)
+            return self.views[kind.name].take(index, mode="clip")
+        return kind.decode(elements.take(index, mode="clip"))
 
     def note_written(self, index: Array, size: int) -> None:
         """Note that elements of this size were written."""
