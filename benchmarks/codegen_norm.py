@@ -27,6 +27,7 @@ from retrograd import codegen
 from retrograd.core.schema import decode, plain
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.triton import planned_gpu
+from retrograd.runtime.triton.gpu import Backend
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -51,6 +52,7 @@ class Profile:
     parts: int | None = None
     offset: int = 0  # elements by which x and grad_out start after an aligned address
     bytes: int = 1 << 27  # about how large x is; nothing is touched
+    float8: bool = False  # y, with a scale a row; on GPUs that have it
 
 
 PROFILES = {
@@ -76,6 +78,8 @@ PROFILES = {
     "ln-add-f32": Profile(x=F32, weight=F32, bias=True, residual=F32, grad_s=True, centered=True),
     "ln-add-bf16-parts": Profile(bias=True, residual=BF16, grad_s=True, centered=True, parts=64),
     "ln-bf16-heads": Profile(bias=True, centered=True, heads=16),
+    "rms-bf16-float8": Profile(float8=True),
+    "ln-add-bf16-float8": Profile(bias=True, residual=BF16, centered=True, float8=True),
 }
 
 # Powers of two; multiples of 16 that are not; multiples of 8 (100: of 4) alone; odd.
@@ -96,6 +100,7 @@ COVERING = """
 256 ln-bf16-small | 512 ln-add-bf16 | 1024 ln-add-bf16-small | 2048 ln-bf16 | 4096 ln-add-bf16 | 4096 rms-bf16-small
 256 rms-f32 | 512 ln-bf16 | 1024 ln-f32 | 2048 ln-add-f32 | 4096 ln-f32 | 8192 rms-bf16 | 8192 ln-add-bf16
 16384 ln-bf16 | 16384 add-bf16 | 16384 ln-add-f32 | 65536 rms-bf16 | 65536 add-bf16 | 65536 ln-bf16 | 131072 rms-f32
+1024 rms-bf16-float8 | 5120 rms-bf16-float8 | 8192 rms-bf16-float8 | 16384 ln-add-bf16-float8
 """
 
 # Loads of one value a row, of the words that programs exchange, of one value a column of a 64-column block.
@@ -146,6 +151,7 @@ def launch(case: Case) -> None:
     """Call the launchers of the library as their autograd function does."""
     from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
     from retrograd.ops.norm.triton import norm_bwd, norm_fwd
+    from retrograd.ops.norm.triton.float8 import norm_fwd_float8
 
     p, n = case.profile, case.n
     rows = p.heads * max(1, min(4096, p.bytes // (n * p.x.itemsize * p.heads)))
@@ -163,6 +169,11 @@ def launch(case: Case) -> None:
     weight, bias = vector(p.weight), vector(p.weight if p.bias else None)
     residual = None if p.residual is None else matrix(p.residual)
     tensors = NormTensors(x=matrix(p.x, p.offset), weight=weight, bias=bias, residual=residual)
+    if p.float8:
+        gpu = planned_gpu.planned()
+        if gpu is None or gpu.backend is not Backend.CUDA or gpu.arch >= 89:
+            norm_fwd_float8(tensors, None, spec, WantedOutput(torch.float8_e4m3fn, s_dtype))
+        return
     norm_fwd(tensors, spec, WantedOutput(out_dtype=p.x, s_dtype=s_dtype, store_stats=p.backward, store_s=p.backward))
     if not p.backward:
         return

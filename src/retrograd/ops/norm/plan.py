@@ -247,7 +247,7 @@ def plan_forward_float8(rows: int, n: int, itemsize: int, gpu: Gpu, *, streams: 
     131 -> 103. For the same reason RMSNorm is not walked (16384 x 8192 143 -> 100 us).
     """
     plan = plan_forward(rows, n, itemsize, gpu, centered=True, streams=streams)
-    if plan.kind is not Kind.TILE or gpu.backend is not Backend.CUDA:
+    if plan.kind is not Kind.TILE or gpu.backend is not Backend.CUDA or n % 8:  # narrow loads take more registers
         return plan
     block_m = max(1, 2048 // plan.block_n)
     warps = (2 if n <= 2048 else 4 if n < 8192 else 8) * max(1, itemsize // 2)
