@@ -5,7 +5,9 @@
 
 Needs transformers and lightning. Written before any of them had run: operators, lines, words of the reason, rank and step
 are what a person who knows the cause would say. Of two ranks rank 1 errs. The line that must be named ends in `#!`; of a
-library's line its text is given. Results: benchmarks/results/nan-programs.md.
+library's line its text is given. Changed since: two programs that raised or had no optimizer's step; the line of a Dataset
+in place of its loader's; the forward's line of a gradient that is accumulated as well; the phase of silence is healthy.
+Results: benchmarks/results/nan-programs.md.
 """
 
 from __future__ import annotations
@@ -196,7 +198,7 @@ def clipping_by_the_largest_of_an_overflow(job: Job) -> None:
 @cause("pow rsqrt", r"0 to the power|rsqrt\(0\)|reciprocal")
 def schedule_of_a_tensor_at_step_zero(job: Job) -> None:
     model = net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=True, capturable=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))
     for step in range(STEPS):
         count = torch.tensor(0.0 if job.bad(step) else step + 1.0)
         for group in optimizer.param_groups:
@@ -239,7 +241,7 @@ def micro_batches_added_up_in_half(job: Job) -> None:
         for micro in range(2):
             last = micro == 1 or job.way == "single"
             with contextlib.nullcontext() if last else model.no_sync():
-                h = model(batch(job, step).half())
+                h = model(batch(job, step).half())  #!
                 (h.float().mean(0).sum() * (40000 if job.bad(step) else 1)).backward()  #!
         optimizer.step()
         optimizer.zero_grad()
@@ -307,6 +309,7 @@ def row_of_a_llama_masked_whole(job: Job) -> None:
 @cause("mul", "overflow.*65504", text=r"self\.up_proj\(x\)")
 def gated_llama_in_half(job: Job) -> None:
     model = llama().half()
+    optimizer = sgd(model)
     for step in range(STEPS):
         ids = tokens(job, step)
         with torch.no_grad():
@@ -314,7 +317,8 @@ def gated_llama_in_half(job: Job) -> None:
                 model.model.layers[1].mlp.up_proj.weight.mul_(1e4)
                 model.model.layers[1].mlp.gate_proj.weight.mul_(1e4)
         model(input_ids=ids, labels=ids).loss.backward()
-        model.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @cause("div", "0/0", text="num_items_in_batch")
@@ -445,15 +449,6 @@ def angle_of_equal_directions_recomputed(job: Job) -> None:
     fit(job, job.wrap(net()), loss_of)
 
 
-@cause("reciprocal", r"reciprocal\(0\).*derivative of atan2")
-def phase_of_silence(job: Job) -> None:
-    def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
-        spectrum = torch.fft.rfft(h * 0 if bad else h, dim=-1)
-        return torch.atan2(spectrum.imag + h[:, :5] * 0, spectrum.real).square().mean()  #!
-
-    fit(job, net(), loss_of)
-
-
 @cause("linalg_solve_triangular triangular_solve", "singular")
 def orthogonal_basis_of_a_flat_matrix(job: Job) -> None:
     def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
@@ -496,7 +491,7 @@ def logarithm_inside_of_a_compiled_body(job: Job) -> None:
         optimizer.zero_grad()
 
 
-@cause("log", r"log\(0\)")
+@cause("log", r"log\(0\)", step=0)  # without an optimizer it is one step
 def gradients_of_each_sample(job: Job) -> None:
     from torch.func import functional_call, grad, vmap
 
@@ -556,14 +551,14 @@ class Measured(torch.utils.data.Dataset):
         return len(self.rows)
 
     def __getitem__(self, at: int) -> torch.Tensor:
-        return torch.from_numpy(self.rows[at])
+        return torch.from_numpy(self.rows[at])  #!
 
 
-@cause("stack cat", "no recorded operator made|already had", "single", "ddp")
+@cause("lift_fresh stack cat", "no recorded operator made|already had", "single", "ddp", within=(Measured.__getitem__,))
 def measurement_that_is_missing(job: Job) -> None:
     model = job.wrap(net())
     optimizer = sgd(model)
-    for x in torch.utils.data.DataLoader(Measured(job), batch_size=2):  #!
+    for x in torch.utils.data.DataLoader(Measured(job), batch_size=2):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -822,6 +817,17 @@ def variance_of_a_schedule_whose_first_is_zero(job: Job) -> None:
         with torch.no_grad():
             h + (0.5 * logarithm[:4, None]).exp() * batch(job, step)
         return (h - batch(job, step)).square().mean()
+
+    fit(job, net(), loss_of)
+
+
+@healthy()
+def phase_of_silence(job: Job) -> None:
+    """The phase of a spectrum of zeros: torch leaves 1/0 of its derivative out."""
+
+    def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
+        spectrum = torch.fft.rfft(h * 0, dim=-1)
+        return torch.atan2(spectrum.imag + h[:, :5] * 0, spectrum.real).square().mean()
 
     fit(job, net(), loss_of)
 

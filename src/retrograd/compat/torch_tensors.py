@@ -20,6 +20,12 @@ has_no_memory: Callable[[torch.Tensor], bool] = methodcaller("_is_zerotensor")
 own_members: Callable[[torch.nn.Module], tuple[Any, ...]] = attrgetter("_parameters", "_buffers", "_modules")
 
 
+def as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a subclass as one of torch.Tensor, without calling what the subclass does instead."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
 def is_zeros_without_memory(operator: Any) -> bool:
     """Whether an operator makes such zeros."""
     return operator is torch.ops.aten._efficientzerotensor.default
@@ -37,6 +43,7 @@ def is_zeros_without_memory(operator: Any) -> bool:
         "Module._parameters",
         "Module._buffers",
         "Module._modules",
+        "_C.DisableTorchFunctionSubclass",
     ),
 )
 @in_fresh_thread
@@ -47,6 +54,8 @@ def PART() -> str:
         return "storages are told apart otherwise than by _cdata"
     if torch.eye(2, device="cpu").to_sparse_coo()._values().tolist() != [1.0, 1.0]:
         return "_values are not the elements of a sparse tensor"
+    if type(as_plain(torch.nn.Parameter(base))) is not torch.Tensor:
+        return "a tensor of a subclass is not shown as one of torch.Tensor"
     module = torch.nn.Module()
     members = own_members(module)
     module.weight, module.inner = torch.nn.Parameter(base), torch.nn.Module()

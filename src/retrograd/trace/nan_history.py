@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from retrograd.trace import gradient_scaling, nan_reasons
 from retrograd.trace.deliberate_values import VIEWS, DeliberateValues
 from retrograd.trace.diffing.identity import base_name
+from retrograd.trace.left_out import left_out
 from retrograd.trace.schema import BACKWARD, OPTIMIZER, Op, Stats
 
+_NEAR = 50  # operators before one of an optimizer in which the number may have been read that it was given
 # Origins: of `nan_provenance.Provenance`.
 MADE, OUTSIDE, UNSEEN, RECEIVED, NOTHING = "made", "outside", "unseen", "received", ""
 
@@ -30,6 +32,12 @@ class History:
         self.producers: dict[int, Op] = {}
         self.writers: dict[int, list[Op]] = {}
         trains = any(op.phase == BACKWARD for op in ops)
+        # Without a backward it is not known what does harm.
+        self._left_out = left_out(ops) if trains else set[int]()
+        for op in (op for op in ops if any(s.tensor in self._left_out for s in op.outputs)):
+            # One past the largest is not what the program meant, even if a zero comes of it: 1/sqrt(mean of squares).
+            if not any(s.bad for s in op.inputs) and nan_reasons.explain(op).startswith("overflow"):
+                self._left_out -= {s.tensor for s in op.outputs}
         self.deliberate = DeliberateValues(self.producers, self.writers, trains=trains)
         for op in ops:
             self.deliberate.add(op)
@@ -42,7 +50,7 @@ class History:
         """The first operator that has or reads such a value; not one that only handles masks or what a scaler skips."""
         return next((op for op in self.searched if self._handles(op, kind) and not self._scaled(op, kind)), None)
 
-    def _handles(self, op: Op, kind: str) -> bool:
+    def _handles(self, op: Op, kind: str, *, harmless: bool = False) -> bool:
         if op.name.startswith("fsdp::"):
             return False  # copies into a part of new memory and returns all of it
         # Memory that nobody has written holds anything; that counts where it is read.
@@ -50,7 +58,12 @@ class History:
             base_name(op.name) in VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
         )
         seen = () if unread else (*op.inputs, *op.outputs)
-        return any(has(stats, kind) and not self._is_deliberate(stats, kind) for stats in seen)
+        return any(
+            has(stats, kind)
+            and not self._is_deliberate(stats, kind)
+            and (harmless or stats.tensor not in self._left_out)
+            for stats in seen
+        )
 
     def _is_deliberate(self, stats: Stats, kind: str) -> bool:
         return self.deliberate.is_mask(stats) if kind == "inf" else stats.tensor in self.deliberate.nan
@@ -89,12 +102,18 @@ class History:
             f"at scale {skip.scale:g}, {named(op)}"
         ]
 
+    def left_out_notes(self) -> list[str]:
+        """A note on the first that made one which nothing has any more that is computed from it."""
+        made = (op for op in self.searched if any(s.bad and s.tensor in self._left_out for s in op.outputs))
+        op = next((op for op in made if any(self._handles(op, k, harmless=True) for k in ("nan", "inf"))), None)
+        return [f"what {named(op)} made is left out by all that is computed from it, as by where"] if op else []
+
     def births(self) -> list[list[tuple[Op, bool]]]:
         """Operators that made a NaN or Inf, a list for each line, in order, with whether a scaler skips it."""
         rows: dict[tuple[str, ...], list[tuple[Op, bool]]] = {}
         for op in self.searched:
             kind = next((k for k in ("nan", "inf") if any(has(s, k) for s in op.outputs)), None)
-            if kind is None or nan_reasons.only_allocates(op) or not self._handles(op, kind):
+            if kind is None or nan_reasons.only_allocates(op) or not self._handles(op, kind, harmless=True):
                 continue
             if self._bad_input(op, kind) is None:
                 rows.setdefault((op.name, op.module, op.phase, op.place), []).append((op, self._scaled(op, kind)))
@@ -106,7 +125,7 @@ class History:
         seen = {last.index}
         while True:
             source = self._bad_input(here, kind, masks=masks)
-            producer = None if source is None else self._producer(source, here)
+            producer = self._unseen_source(here, kind) if source is None else self._producer(source, here)
             if producer is None or producer.index in seen:
                 return path[::-1]
             seen.add(producer.index)
@@ -184,10 +203,9 @@ class History:
             here = behind.pop()
             if reason := nan_reasons.infinite_factor(here, nan=False):
                 return reason
-            unknown = (self.producers.get(s.tensor) for s in here.inputs if s.nan is None)
-            unmeasured = [p for p in unknown if p is not None and p.owner == OPTIMIZER and p.index not in seen]
-            seen |= {other.index for other in unmeasured}
-            behind += unmeasured
+            more = [other for other in self._unmeasured(here) if other.index not in seen]
+            seen |= {other.index for other in more}
+            behind += more
         return ""
 
     def _forward_of(self, op: Op) -> Op | None:
@@ -219,6 +237,8 @@ class History:
             bad.sort(key=lambda stats: self._is_unwritten(stats, op))
         if bad:
             return bad[0]
+        if viewed := next((stats for stats in op.inputs if self._shows_bad(stats, kind)), None):
+            return viewed
         if base_name(op.name).startswith("_fused_") or re.search(r"_(\.|$)", op.name):
             return None  # what it wrote in place says nothing of what was there before
         # A tensor of which only a view is read has no counts.
@@ -239,6 +259,46 @@ class History:
             (w for w in writers if is_collective(w) or any(s.bad and s.storage == source.storage for s in w.outputs)),
             None,
         )
+
+    def _unseen_source(self, op: Op, kind: str) -> Op | None:
+        """What is behind an operator that was given nothing bad, as far as anybody counted."""
+        if op.owner != OPTIMIZER:
+            return self._behind_view(op, kind)
+        behind, seen = self._unmeasured(op), {op.index}
+        while behind:
+            here = behind.pop()
+            if self._bad_input(here, kind) is not None:
+                return here
+            if here.index not in seen:
+                seen.add(here.index)
+                behind += self._unmeasured(here)
+        return None
+
+    def _unmeasured(self, op: Op) -> list[Op]:
+        """The optimizer's operators that made what another of its own was given, where nobody counted."""
+        made = (self.producers.get(s.tensor) for s in op.inputs if s.nan is None)
+        known = [other for other in made if other is not None and other.owner == OPTIMIZER and other.index < op.index]
+        if nan_reasons.infinite_factor(op, nan=False):  # a number that was read of a tensor
+            near = self.ops[max(0, op.index - _NEAR) : op.index]
+            known += [other for other in near[::-1] if base_name(other.name) == "_local_scalar_dense"][:1]
+        return known
+
+    def _behind_view(self, view: Op, kind: str) -> Op | None:
+        """The collective whose result somebody unseen, as the callback of a hook of DDP, wrote into what is viewed."""
+        if base_name(view.name) not in VIEWS or not any(has(s, kind) or s.inf for s in view.outputs):
+            return None
+        before = [
+            op for op in self.ops[: view.index] if is_collective(op) and (op.step, op.phase) == (view.step, view.phase)
+        ]
+        given = (op for op in reversed(before) if self._bad_input(op, kind) is not None)
+        return next(given, before[-1] if before else None)
+
+    def _shows_bad(self, stats: Stats, kind: str) -> bool:
+        """Whether a value that nobody counted is a view, or part, of one with bad values."""
+        maker = self.producers.get(stats.tensor) if stats.nan is None and stats.low is None else None
+        if maker is None or base_name(maker.name) not in VIEWS or not maker.inputs:
+            return False
+        return has(maker.inputs[0], kind) or bool(maker.inputs[0].inf) or self._shows_bad(maker.inputs[0], kind)
 
     def _writers(self, source: Stats, reader: Op) -> list[Op]:
         """The operators that wrote to the memory of a value before another read it; none where it is not known."""

@@ -120,9 +120,9 @@ def provenance(trace: Trace, *, step: int | None = None, begin: int = 0, births:
                 origin, op, tensor, reason = history.cause(path, kind)
             else:
                 path, (origin, op, tensor, reason) = history.cause_of_loss(loss)
-            facts["notes"] += (*history.earlier_infinity(path), *history.skipped_notes())
+            facts["notes"] += (*history.earlier_infinity(path), *history.skipped_notes(), *history.left_out_notes())
             return Provenance(kind, origin, op, tensor, reason, tuple(path[:_MAX_PATH]), **facts)
-    facts["notes"] += tuple(history.skipped_notes())
+    facts["notes"] += (*history.skipped_notes(), *history.left_out_notes())
     if (loss := next(history.bad_losses(), None)) is not None:
         path, told = history.cause_of_loss(loss)
         return Provenance("nan" if any(s.nan for s in loss.inputs) else "inf", *told, tuple(path[:_MAX_PATH]), **facts)

@@ -247,12 +247,16 @@ def _overflow(op: Op, nan: bool) -> str:
         f" ({text})" for text in re.findall(rf"\b(?:other|alpha|value|exponent)={_NUMBER}", op.arguments)
     )
     top = max(reach)
+    if top > largest and not any(s.dtype == dtype for s in op.inputs):  # a copy, by FSDP2 of several in one
+        return f"overflow: a number of {top:.4g} was cast to {dtype}, and {limit}"
     if "::" in op.name:
         return (
             f"the kernel divides by zero or goes beyond the largest {dtype}, {largest:.5g}; its inputs reach {reached}"
         )
-    if name in ("_to_copy", "to", "copy", "_foreach_copy") and top > largest:
+    if name in ("copy", "_foreach_copy") and top > largest:
         return f"overflow: a number of {top:.4g} was cast to {dtype}, and {limit}"
+    if op.node == "AccumulateGrad":
+        return f"overflow: a gradient is added to that of a backward before, both reach {reached}, and {limit}"
     if name in _SUMS or "norm" in name or "backward" in name or name in _PRODUCTS or name in ("add", "sub"):
         return f"overflow: the inputs reach {reached}, and {limit}"
     if name in _SQUARES and top * top * max(math.prod(op.inputs[0].shape), 1) > largest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 
 from retrograd.compat.torch_autograd import in_backward, last_node_number, running_node
 from retrograd.compat.torch_dispatch import implements_operators
-from retrograd.compat.torch_tensors import sparse_values
+from retrograd.compat.torch_tensors import as_plain, sparse_values
 from retrograd.trace import kernel_launches
 from retrograd.trace.compiled_regions import BACKWARD_RAN, FORWARD_CODE_RAN, CompiledRegions
 from retrograd.trace.operator_owners import ReducedGradients, owner
-from retrograd.trace.operator_schemas import attributes_text, tensors_in
+from retrograd.trace.operator_schemas import Operator, attributes_text, tensors_in
 from retrograd.trace.pending_op import PendingOp
 from retrograd.trace.schema import BACKWARD, FORWARD, OTHER, Op
 from retrograd.trace.source_lines import Line, SourceLocator
@@ -125,7 +125,7 @@ class Observer:
         self._locate(pending, frame)
         tensors, pending.attributes = operator.split_arguments(args, kwargs)
         measuring = not (operator.view or operator.aliases or operator.waits or self.level == "names")
-        measuring &= not (self.optimizing and self.level == "fast")
+        measuring &= not (self.optimizing and self.level == "fast") or _divides(operator, tensors)
         overwritten = [id(t) for t in operator.overwritten(args, kwargs)] if operator.writes else ()
         for tensor in tensors:
             if overwritten and id(tensor) in overwritten:
@@ -160,7 +160,7 @@ class Observer:
             if operator.view and not written:
                 self._share_statistics(value, pending, tensor)
             elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._measures(
-                value, tensor
+                value, tensor, _divides(operator, pending.inputs)
             ):
                 self._request_statistics(value, tensor)
         if pending.in_generated_code:
@@ -194,13 +194,13 @@ class Observer:
                 self._request_statistics(value, tensor)
             pending.outputs.append(value)
 
-    def _measures(self, value: Value, tensor: torch.Tensor) -> bool:
-        """Whether results are measured now; what an optimizer keeps for itself is not at level fast."""
+    def _measures(self, value: Value, tensor: torch.Tensor, divides: bool) -> bool:
+        """Whether results are measured now; of what an optimizer keeps for itself only quotients are at level fast."""
         if self.level == "names":
             return False
         # A shard of a parameter is a tensor that has its name.
         parameter = isinstance(tensor, torch.nn.Parameter) or bool(value.name)
-        return self.level == "full" or not self.optimizing or parameter
+        return self.level == "full" or not self.optimizing or parameter or divides
 
     def _request_statistics(self, value: Value, tensor: torch.Tensor) -> None:
         if value.requested:
@@ -208,6 +208,8 @@ class Observer:
         value.requested = True
         # There is no memory to read of fake tensors, nor of sparse ones but COO.
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if not plain and not implements_operators(type(tensor)):
+            tensor, plain = as_plain(tensor), True  # a class with methods of its own, and ordinary memory
         dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
         if plain and dense and not tensor.is_quantized and tensor.device.type != "meta":
             tensor = sparse_values(tensor) if tensor.layout is torch.sparse_coo else tensor
@@ -262,6 +264,10 @@ class Observer:
         if threading.get_ident() == self._thread:
             # Second derivatives: nodes made in a backward are those of its line.
             self._forward.setdefault(last_node_number(), (pending.line, pending.module))
+
+
+def _divides(operator: Operator, tensors: Sized) -> bool:
+    return bool(operator.divides) and len(tensors) >= operator.divides
 
 
 def is_wrapper_subclass(kind: Any) -> bool:

@@ -19,6 +19,8 @@ _VIEWS |= dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "detach", "al
 # In-place operators that read nothing of what they fill.
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_",
                "cauchy_", "geometric_", "_foreach_copy_", "_foreach_zero_", "set_", "resize_")  # fmt: skip
+# Those with a pole at 0, by how many tensors they are given: a division by a number has none.
+_QUOTIENTS = {"div": 2, "_foreach_div": 2, "reciprocal": 1, "rsqrt": 1, "_foreach_reciprocal": 1, "_foreach_rsqrt": 1}
 # Nothing is computed: dispatched by profilers and by Python itself.
 _SILENT = ("profiler", "prim", "prims", "inductor")
 
@@ -39,11 +41,12 @@ class Operator:
         asynchronous: whether its results are there only after a wait, as those of collectives.
         waits: whether it is that wait.
         silent: whether it is left out of the trace.
+        divides: of how many tensors on it divides by one of them; 0 if it never does.
     """
 
     __slots__ = (
-        "_arguments", "_defaults", "aliases", "asynchronous", "makes_memory", "name", "overwrites", "random", "silent",
-        "view", "waits", "writes",
+        "_arguments", "_defaults", "aliases", "asynchronous", "divides", "makes_memory", "name", "overwrites", "random",
+        "silent", "view", "waits", "writes",
     )  # fmt: skip
     is_launch = False  # of a Triton kernel
 
@@ -53,7 +56,7 @@ class Operator:
             self._arguments, self._defaults, self.writes = [str(n) for n in range(32)], {}, []
             self.name, self.view = str(getattr(func, "name", lambda: func)()), ""
             self.makes_memory = self.random = self.silent = self.aliases = self.asynchronous = self.waits = False
-            self.overwrites = []
+            self.overwrites, self.divides = [], 0
             return
         space, _, base = schema.name.partition("::")
         self.name = str(func) if space == "aten" else schema.name
@@ -79,6 +82,7 @@ class Operator:
         results = [w for w in self.writes if w[1] == "out" or (self.asynchronous and w[1].startswith("output"))]
         self.overwrites = self.writes if fills else results
         self.view = _VIEWS.get(base, "") if space == "aten" else ""
+        self.divides = 0 if "Scalar" in overload(func) else _QUOTIENTS.get(base.rstrip("_"), 0)
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors among the arguments that it writes to."""

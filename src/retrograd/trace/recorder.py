@@ -247,8 +247,24 @@ class Recorder:
 
     # Steps.
 
-    def _before_optimizer(self, *_: Any) -> None:
+    def _before_optimizer(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._observer.optimizing = True
+        # Lightning and LBFGS: forward and backward are in a closure that the optimizer calls, and no part of it.
+        if not any(callable(value) for value in (*args[1:], *kwargs.values())):
+            return None
+        return (args[0], *map(self._outside, args[1:])), {key: self._outside(value) for key, value in kwargs.items()}
+
+    def _outside(self, argument: Any) -> Any:
+        """A closure given to an optimizer, whose operators are not the optimizer's; other arguments as they are."""
+
+        def closure() -> Any:
+            self._observer.optimizing = False
+            try:
+                return argument()
+            finally:
+                self._observer.optimizing = True
+
+        return closure if callable(argument) else argument
 
     def _after_optimizer(self, *_: Any) -> None:
         self._observer.optimizing = False

@@ -174,7 +174,13 @@ def code_role(code: CodeType) -> int:
         return _ENGINE if code.co_name == "_engine_run_backward" else _OTHER
     if file.startswith("<eval_with_key") or f"{os.sep}torchinductor_" in file:
         return _GENERATED
-    return _USER if is_program(file) else _OTHER
+    return _USER if is_program(file) and not _calls_compiled(code) else _OTHER
+
+
+def _calls_compiled(code: CodeType) -> bool:
+    """Whether Dynamo made this of a person's function, to call what it compiled of it: its line is that of `def`."""
+    whole = not any(name.startswith("__resume_at") for name in code.co_names)
+    return whole and any(name.startswith("__compiled_fn") for name in code.co_names)
 
 
 def _short(file: str) -> str:

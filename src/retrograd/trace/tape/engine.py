@@ -21,7 +21,7 @@ from retrograd.trace.statistics.collector import table_limits
 from retrograd.trace.statistics.cpu import StatisticsRow
 from retrograd.trace.value_ids import Value
 
-_SILENT, _MEMORY, _ALIASES, _ASYNCHRONOUS = 1, 2, 4, 8
+_SILENT, _MEMORY, _ALIASES, _ASYNCHRONOUS, _DIVIDES = 1, 2, 4, 8, 16  # and 32: from two tensors on
 _VIEWS = ("", "ordered", "permuted", "expanded")
 
 
@@ -148,7 +148,7 @@ class TapeObserver(Observer):
         space, _, base = name.partition("::")
         operator = Operator(getattr(getattr(getattr(torch.ops, space), base), overload or "default"))
         flags = _SILENT * operator.silent + _MEMORY * operator.makes_memory
-        flags += _ALIASES * operator.aliases + _ASYNCHRONOUS * operator.asynchronous
+        flags += _ALIASES * operator.aliases + _ASYNCHRONOUS * operator.asynchronous + _DIVIDES * operator.divides
         writes, overwrites = ([at for at, _ in arguments] for arguments in (operator.writes, operator.overwrites))
         return self._operator(operator), flags, _VIEWS.index(operator.view), writes, overwrites
 

@@ -54,7 +54,7 @@ constexpr size_t MOST_EVENTS = 20000;         // that wait for Python; a step of
 constexpr size_t MOST_NODES = 500000;         // remembered of graphs that are kept over steps
 constexpr size_t SWEPT = 64;                  // storages looked at together whether they are gone
 
-enum Flag { SILENT = 1, MEMORY = 2, ALIASES = 4, ASYNCHRONOUS = 8 };
+enum Flag { SILENT = 1, MEMORY = 2, ALIASES = 4, ASYNCHRONOUS = 8, DIVIDES = 16, DIVIDES_TWO = 32 };
 enum View { NONE, ORDERED, PERMUTED, EXPANDED };
 enum Phase { FORWARD, BACKWARD, OTHER };
 enum Role { USER, MODULE, ENGINE, GENERATED, REST };
@@ -722,6 +722,7 @@ struct Call {
   } source;
   Few<int64_t, 8> inputs;
   Few<Fact, 4> facts;
+  bool quotient = false;  // of an optimizer, by a tensor
   Few<Tensor, 2> writes, all;  // `all` only of operators of compiled code, which are not noted
 };
 
@@ -739,7 +740,12 @@ bool before(State& s, Lock& lock, Call& call, const c10::OperatorHandle& handle,
     for (size_t at = 0; at < count; at++) tensors_in(args[at], [&](const Tensor& t) { call.all.push_back(t); });
     return true;
   }
-  const bool measuring = !(op.view || (op.flags & ALIASES) || s.names) && !(s.optimizing && !s.full);
+  if (s.optimizing && (op.flags & (DIVIDES | DIVIDES_TWO))) {
+    int tensors = 0;
+    for (size_t at = 0; at < count; at++) tensors_in(args[at], [&](const Tensor&) { tensors++; });
+    call.quotient = tensors > ((op.flags & DIVIDES_TWO) ? 1 : 0);
+  }
+  const bool measuring = !(op.view || (op.flags & ALIASES) || s.names) && (!s.optimizing || s.full || call.quotient);
   Few<const at::TensorImpl*, 4> overwritten;
   for (auto at : op.overwrites)
     tensors_in(args[at], [&](const Tensor& t) { overwritten.push_back(t.unsafeGetTensorImpl()); });
@@ -812,8 +818,8 @@ void after(State& s, Lock& lock, Call& call, const IValue* outs, size_t count) {
     if (op.view && call.writes.empty()) {
       link(s, v, call, t);
     } else if (!(op.flags & (MEMORY | ALIASES | ASYNCHRONOUS)) && !s.names) {
-      // Of what an optimizer keeps only parameters count at level fast.
-      if (s.full || !s.optimizing || (t.is_leaf() && t.requires_grad())) ask(s, lock, v, t);
+      // Of what an optimizer keeps only parameters and quotients count at level fast.
+      if (s.full || !s.optimizing || call.quotient || (t.is_leaf() && t.requires_grad())) ask(s, lock, v, t);
     }
   };
   for (size_t at = 0; at < count; at++) tensors_in(outs[at], note);

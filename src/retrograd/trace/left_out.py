@@ -1,0 +1,44 @@
+"""Values with NaN or Inf that nothing computed from them has any more: guarded by where, nan_to_num or exp. No torch.
+
+An operator that made one is no cause: neither a loss, nor a gradient, nor what the program reads has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retrograd.trace.deliberate_values import VIEWS
+from retrograd.trace.diffing.identity import base_name
+from retrograd.trace.schema import BACKWARD, OPTIMIZER, Op
+
+# What hands a number to the program or to other ranks, or begins a backward with it.
+_READS = ("aten._local_scalar_dense", "aten.ones_like", "c10d::", "_c10d_functional::")
+
+
+def left_out(ops: Sequence[Op]) -> set[int]:
+    """Numbers of values that a forward, or what is around it, made: each of their readers gives finite numbers.
+
+    Whoever gives truth values or indices alone, as isfinite and argmax do, has looked and left nothing out.
+    """
+    harmless: dict[int, bool] = {}  # by number of a value, from the last operator on: whether all readers leave it out
+    for op in reversed(ops):
+        if (leaves := _leaves_out(op, harmless)) is None:
+            continue
+        for stats in op.inputs:
+            if stats.bad or stats.nan is None:
+                harmless[stats.tensor] = leaves and harmless.get(stats.tensor, True)
+    return {tensor for tensor, harm in harmless.items() if harm}
+
+
+def _leaves_out(op: Op, harmless: dict[int, bool]) -> bool | None:
+    """Whether its results do without what its inputs have; None if it says nothing of that."""
+    if op.name.startswith(_READS):
+        return False
+    results = [s for s in op.outputs if "float" in s.dtype or "complex" in s.dtype]
+    unsure = [harmless.get(s.tensor) for s in results if s.bad or s.nan is None]
+    if base_name(op.name) in VIEWS:  # one that nobody reads says nothing
+        unsure = [known for known in unsure if known is not None]
+        return all(unsure) if unsure else None
+    if op.phase == BACKWARD or op.owner == OPTIMIZER:
+        return not unsure
+    return all(unsure) if results else None
