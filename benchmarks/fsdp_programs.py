@@ -109,7 +109,9 @@ def local_updates(rank: int) -> None:
     from torch.distributed.optim import PostLocalSGDOptimizer
 
     model = ddp(Net())
-    model.register_comm_hook(PostLocalSGDState(None, None, start_localSGD_iter=2), post_localSGD_hook)
+    model.register_comm_hook(
+        PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=2), post_localSGD_hook
+    )
     optimizer = PostLocalSGDOptimizer(
         torch.optim.SGD(model.parameters(), 0.01), PeriodicModelAverager(period=2, warmup_steps=2)
     )
@@ -385,14 +387,14 @@ def save_left_out(rank: int) -> None:
             dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=str(folder / str(step)))
 
 
-@fault(r"rank 1", r"bfloat16", r"fsdp_programs\.py:\d+ \((hook_of_rank_1|)")
+@fault(r"rank 1", r"float16", r"fsdp_programs\.py:\d+ \((hook_of_rank_1|)")
 def hook_of_rank_1(rank: int) -> None:
-    """DDP: rank 1 alone compresses its gradients to bfloat16, from the first step on"""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    """DDP: rank 1 alone compresses its gradients to float16, from the first step on"""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     model = ddp(Net())
     if rank == 1:
-        model.register_comm_hook(None, bf16_compress_hook)
+        model.register_comm_hook(None, fp16_compress_hook)
     optimizer = adam(model)
     for step in range(STEPS):
         loss_of(model, rank, step).backward()
@@ -424,7 +426,8 @@ def loader_that_ended(rank: int) -> None:
 def groups_crossed(rank: int) -> None:
     """Two process groups, whose sums rank 1 takes in the other order"""
     model = sharded(Net())
-    optimizer, first, second = adam(model), dist.new_group([0, 1]), dist.new_group([0, 1])
+    short = datetime.timedelta(seconds=4)  # a group made later has a timeout of its own
+    optimizer, first, second = adam(model), *(dist.new_group([0, 1], timeout=short) for _ in range(2))
     for step in range(STEPS):
         loss_of(model, rank, step).backward()
         update(optimizer)

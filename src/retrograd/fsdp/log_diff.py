@@ -30,7 +30,11 @@ class Difference:
             return f"{who} {does.does} ({does.details}) where {rest} does nothing more"
         words = f"{other} {self.second.does} where {name} {self.first.does}"
         if self.first.does == self.second.does:
-            words += f", but {other}: {self.second.details}; {name}: {self.first.details}"
+            roots = (
+                ", " + side.rooted if self.first.rooted != self.second.rooted else ""
+                for side in (self.second, self.first)
+            )
+            words += f", but {other}: {self.second.details}{next(roots)}; {name}: {self.first.details}{next(roots)}"
         else:
             words += f" ({self.second.details})"
         return words + ORDER * (self.kind == "order")

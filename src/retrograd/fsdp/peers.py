@@ -237,14 +237,15 @@ def parting(readers: Mapping[int, RingReader], lane: Lane, number: int) -> str:
 
 def _departures(readers: Mapping[int, RingReader], lane: Lane, number: int, step: int) -> list[str]:
     """Which ranks do other than in their earlier steps, where the rest does not."""
-    words = dict[int, str | None]()
+    own = {r: e.step if (e := reader.entry(lane, number)) is not None else step for r, reader in readers.items()}
+    # A rank may be in its next step already, where others still end theirs, or never end it.
+    common = dict.fromkeys(readers, min(step, *own.values()))
     for anywhere in (False, True):  # also DDP's first steps, which begin otherwise than those after them
-        words = {rank: _departure(reader, lane, number, step, anywhere) for rank, reader in readers.items()}
-        if "" in words.values():
-            break
-    else:
-        return []
-    return [f"rank {rank} departs from its steps before: {text}" for rank, text in words.items() if text]
+        for steps in (common, own):
+            words = {r: _departure(reader, lane, number, steps[r], anywhere) for r, reader in readers.items()}
+            if "" in words.values() and any(words.values()):
+                return [f"rank {rank} departs from its steps before: {text}" for rank, text in words.items() if text]
+    return []
 
 
 def _departure(reader: RingReader, lane: Lane, number: int, step: int, anywhere: bool) -> str | None:
@@ -259,7 +260,8 @@ def _departure(reader: RingReader, lane: Lane, number: int, step: int, anywhere:
     now = [entry for entry in steps.pop(step, []) if entry.number <= number]
     if entries and entries[0].number:
         steps.pop(entries[0].step, None)  # its beginning was overwritten
-    ended = reader.count(lane) <= number
+    here = reader.entry(lane, number)
+    ended = reader.count(lane) <= number or (here is not None and here.step > step)
     longest, before = -1, list[RingEntry]()
     starts = [
         (e, k) for e in steps.values() for k in range(1, len(e)) if anywhere and now and e[k].token == now[0].token

@@ -104,6 +104,13 @@ class Collective:
         return f"{_VERBS.get(self.kind, 'communicates')} {self.where}"
 
     @property
+    def rooted(self) -> str:
+        """ "from rank 1" of a broadcast, "to rank 1" of a gather; "" where every rank gives and gets."""
+        if self.root < 0 or self.kind in POINT_TO_POINT:
+            return ""
+        return f"{'from' if self.kind in ('broadcast', 'scatter') else 'to'} rank {self.ranks[self.root]}"
+
+    @property
     def details(self) -> str:
         """What the name leaves out."""
         size = "varying size" if self.numel == VARYING else f"{self.numel} {self.dtype}"

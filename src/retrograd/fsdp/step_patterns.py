@@ -101,7 +101,9 @@ class Journal:
         self.since.clear()
 
     def _change(self, numbers: list[int]) -> str:
-        mine = [n for n in numbers if self.entries[n].phase in COMPARED]
+        # In a group of one, as local SGD reduces its buckets between averages, nobody waits for anybody.
+        among = (n for n in numbers if len(self.entries[n].ranks) > 1 or self.size == 1)
+        mine = [n for n in among if self.entries[n].phase in COMPARED]
         if not mine:
             return ""
         of = [self.entries[n] for n in mine]
@@ -157,7 +159,8 @@ class Journal:
 def _rebuilt(was: list[Collective], now: list[Collective]) -> str | None:
     """DDP builds its buckets anew after the first backward: other all-reduces of the same gradients."""
     rest = [[c for c in side if c.by != "ddp"] for side in (was, now)]
-    sums = [[c for c in side if c.by == "ddp" and c.kind == "all-reduce"] for side in (was, now)]
+    # int32 is which parameters a rank has used, which with static_graph it asks in the first step alone.
+    sums = [[c for c in side if c.by == "ddp" and c.kind == "all-reduce" and c.dtype != "int32"] for side in (was, now)]
     if first_difference(*rest) is not None:
         return None
     if not any(sums):  # a hook's all-reduces are no bucket's: what is left of DDP is how it synchronises them
@@ -170,5 +173,5 @@ def _rebuilt(was: list[Collective], now: list[Collective]) -> str | None:
         between = any(c.by == "ddp" and c.kind == "broadcast" and c.dtype == "int32" for c in (*was, *now))
         return "DDP rebuilt its buckets within a step, as it does once" if between else None
     if [c.numel for c in sums[0]] == [c.numel for c in sums[1]]:
-        return "DDP synchronised its buckets, which it does once, when it rebuilds them"
+        return "DDP synchronised its buckets, or asked which parameters are used, which it does once"
     return f"DDP rebuilt its buckets, {len(sums[0])} -> {len(sums[1])} all-reduces, as it does after its first backward"
