@@ -216,5 +216,6 @@ def _autocast_under_ddp(autocast: bool) -> list[str]:
 def test_autocast_of_a_rank_is_told_where_ddp_has_no_buffers(ranks):
     assert ranks.run(_autocast_under_ddp, True) == [[], []]
     first, second = ranks.run(_autocast_under_ddp, False)
-    assert first == ["ranks differ in the second step: autocast.cpu is off on rank 0, bfloat16 on rank 1"]
+    words = "dtype of matrix products, which autocast sets, is float32 on rank 0, bfloat16 on rank 1"
+    assert first == [f"ranks differ before the first update: {words}"]
     assert second == []

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from types import CodeType
@@ -15,6 +16,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.compat.registry import in_fresh_thread, part, works
+
+# What autocast lowers, by the nodes of autograd.
+_PRODUCT = re.compile("(Addmm|Mm|Bmm|Baddbmm|Addbmm|Mv|Linear|Convolution|MkldnnConvolution)Backward")
+_MAX_NODES = 50_000
 
 
 def backward_id() -> int:
@@ -43,6 +48,37 @@ def called_back(training: int) -> bool:
     while waiting is not None and not is_engine(waiting.f_code):
         waiting = waiting.f_back
     return waiting is not None
+
+
+def product_dtypes(training: int) -> set[str]:
+    """The dtypes in which matrix products and convolutions of the forward gave results, whose backward now runs.
+
+    Args:
+        training: the thread that waits for it, if autograd has one of its own.
+    """
+    if not in_backward() or not works(GRAPH):
+        return set()
+    for innermost in (sys._getframe(), sys._current_frames().get(training)):
+        frame = innermost
+        while frame is not None and not is_engine(frame.f_code):
+            frame = frame.f_back
+        if frame is not None:
+            given = frame.f_locals.get("tensors", frame.f_locals.get("outputs"))
+            return _product_dtypes([given] if isinstance(given, torch.Tensor) else list(given or ()))
+    return set()
+
+
+def _product_dtypes(results: list[torch.Tensor]) -> set[str]:
+    nodes, seen, dtypes = [t.grad_fn for t in results if t.grad_fn is not None], set[Any](), set[str]()
+    while nodes and len(seen) < _MAX_NODES:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if _PRODUCT.match(node.name()):
+            dtypes.add(str(node._input_metadata[0].dtype).removeprefix("torch."))
+        nodes += [following for following, _ in node.next_functions if following is not None]
+    return dtypes
 
 
 def in_forward_mode() -> bool:
@@ -84,6 +120,24 @@ def BACKWARD() -> str:
     if -1 in ids or ids[0] != ids[1] or ids[2] != ids[3] or ids[0] == ids[2]:
         return f"two backward passes have the numbers {ids[:2]} and {ids[2:]}"
     return ""
+
+
+@part(
+    "torch.autograd.graph",
+    "asks in which dtype a forward computed its products",
+    "autocast of one rank under DDP without buffers is told in the second step",
+    names=("Node._input_metadata",),
+)
+@in_fresh_thread
+def GRAPH() -> str:
+    """A product under autocast is told by the dtype of its node, and one without it, too."""
+    with torch.enable_grad():
+        leaf = torch.ones(2, 2, device="cpu", requires_grad=True)
+        plain = leaf @ leaf
+        with torch.autocast("cpu", torch.bfloat16):
+            lower = (leaf @ leaf).float()
+    found = _product_dtypes([plain.sum()]), _product_dtypes([lower.sum()])
+    return "" if found == ({"float32"}, {"bfloat16"}) else f"products have the dtypes {found[0]} and {found[1]}"
 
 
 class _Nodes(TorchDispatchMode):

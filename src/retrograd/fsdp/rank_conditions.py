@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from retrograd.compat.torch_autograd import product_dtypes
 from retrograd.core.rank_store import RankStore
 from retrograd.env import run_conditions as run
 from retrograd.env.run_conditions import Conditions
@@ -34,6 +36,8 @@ class RankConditions:
         self._unseen = True  # whether no collective ran in a forward of the first step
         self._later = False  # whether autocast is known since the second step, in which DDP builds its buckets
         self._autocast: dict[str, set[str]] = {}
+        self._products: set[str] | None = None  # dtypes of the forward's, where nothing else showed autocast
+        self._thread = threading.get_ident()
         # What was reduced, as long as it lives: another tensor may lie there later.
         self._reduced: list[tuple[weakref.ref[Any], tuple[int, ...]]] = []
         self._parameters: dict[str, str] = {}
@@ -50,6 +54,10 @@ class RankConditions:
                 self._autocast.setdefault(name, set()).add(dtype)
         if kind == "all-reduce" and _PARAMETERS not in self._own:
             self._reduced += [(weakref.ref(tensor), ranks) for tensor in tensors]
+            # Of a part of the ranks, as of the stages of a pipeline, products may differ as they should.
+            everybody = len(ranks) == torch.distributed.get_world_size()
+            if phase == "backward" and everybody and not self._autocast and self._products is None:
+                self._products = product_dtypes(self._thread)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, replicas: Mapping[int, tuple[str, tuple[int, ...]]]) -> None:
         """An optimizer is about to make its first step; `replicas` are parameters of DDP by id, with name and ranks."""
@@ -78,7 +86,9 @@ class RankConditions:
             return
         self._own = run.process_conditions() | run.torch_conditions(torch) | {_PARAMETERS: self._parameters}
         self._own[run.FLAGS] |= autocast
-        self._unseen = not autocast
+        if self._products:  # of one that is compiled as a whole none are seen
+            self._own[run.FLAGS]["dtype of matrix products, which autocast sets,"] = "/".join(sorted(self._products))
+        self._unseen = not autocast and not self._products
         self._exchange.post(_KEY, json.dumps(self._own))
 
     def tell(self, problem: Callable[[str], None], notes: list[str]) -> None:
