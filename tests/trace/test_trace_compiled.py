@@ -112,6 +112,37 @@ GELU = {aten.gelu_backward.default: _wrong_gelu_backward}
 NORM = {aten.native_layer_norm_backward.default: _wrong_norm_backward}
 
 
+def _updated(backend: str | None, decay: float = 0.0) -> Trace:
+    """Three steps whose optimizer alone is compiled."""
+    torch.manual_seed(0)
+    net = _mlp()
+    updates = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
+    step = updates.step if backend is None else torch.compile(updates.step, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with trace.record(net, level="full", engine="python") as recorder:
+            for _ in range(3):
+                net(torch.ones(4, 16)).square().mean().backward()
+                step()
+                updates.zero_grad()
+    return recorder.trace
+
+
+@COMPILED
+def test_a_compiled_optimizer_is_compared_by_the_parameters_that_are_read_next(backend: str) -> None:
+    compiled = _updated(backend)
+    found = trace.diff(_updated(None), compiled)
+    assert (found.same, compiled.meta["compiled"].startswith("not seen")) == (True, True)
+    assert any("whose optimizer is compiled" in note for note in found.notes) == (backend == "inductor")
+    weight = [t.rms for op in compiled.ops for t in op.inputs if t.name == "3.weight" and t.rms is not None]
+    assert len(set(weight)) == 3  # what was measured before an update is not taken for what comes after it
+    torch._dynamo.reset()
+    (cause,) = trace.diff(_updated(None), _updated(backend, decay=0.5)).causes
+    assert "what it leads to is out" in cause.why
+    assert cause.a is not None
+    assert cause.a.code == "step()"
+
+
 def test_right_decompositions_are_the_same() -> None:
     table = torch._decomp.get_decompositions(
         [

@@ -15,6 +15,7 @@ from retrograd.trace.schema import NOT_SEEN
 
 FORWARD_CODE_RAN = "code that torch.compile generated ran"
 BACKWARD_RAN = "a compiled backward ran"
+UPDATE_RAN = "an optimizer's step ran without operators, as torch.compile makes it"
 CHOICES = ("keep", "eager", "refuse")
 
 
@@ -40,6 +41,13 @@ class CompiledRegions:
         """Notice a value that comes out of a compiled region."""
         if not self._why and tensor.grad_fn is not None and tensor.grad_fn.name().startswith("CompiledFunction"):
             self.notice("a compiled forward ran")
+
+    def updated(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        """Notice an optimizer that has made a step of which no operator was recorded; the parameters that it wrote."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if parameters:
+            self.notice(UPDATE_RAN)
+        return [getattr(p, "_local_tensor", p) for p in parameters]
 
     def stance(self) -> AbstractContextManager[Any]:
         """The context in which compiled functions run as chosen."""

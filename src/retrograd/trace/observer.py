@@ -77,6 +77,11 @@ class Observer:
         """A step has ended: join its partial results, and wait for no device."""
         self.statistics.fold()
 
+    def rewritten(self, tensors: list[torch.Tensor]) -> None:
+        """Somebody unseen has written to these: what was measured of them is of before."""
+        for tensor in tensors:
+            self.values.bump_version(tensor)
+
     def between_steps(self, step: int = 0) -> None:
         """Look up names of tensors, and forget tensors that are gone."""
         self.values.refresh()

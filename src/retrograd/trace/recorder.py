@@ -82,7 +82,7 @@ class Recorder:
             self._observer = TapeObserver(self._tape, model, level, self._compiled, self)
         self._operators: dict[Any, Operator] = {}
         self._pending: list[PendingOp] = []
-        self._step, self._step_began, self._automatic, self._unread = 0, 0, True, False
+        self._step, self._step_began, self._before_update, self._automatic, self._unread = 0, 0, 0, True, False
         self._skipped, self._worked = 0, False  # steps without an optimizer, and whether the open one has computed
         self._last_step = 0
         self._done = False
@@ -248,7 +248,7 @@ class Recorder:
     # Steps.
 
     def _before_optimizer(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._observer.optimizing = True
+        self._observer.optimizing, self._before_update = True, self._recorded_count()
         # Lightning and LBFGS: forward and backward are in a closure that the optimizer calls, and no part of it.
         if not any(callable(value) for value in (*args[1:], *kwargs.values())):
             return None
@@ -266,8 +266,10 @@ class Recorder:
 
         return closure if callable(argument) else argument
 
-    def _after_optimizer(self, *_: Any) -> None:
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._observer.optimizing = False
+        if not self._done and self._recorded_count() == self._before_update:
+            self._observer.rewritten(self._compiled.updated(optimizer))
         if self._automatic and not self._done:
             self._end_step()
 
@@ -336,10 +338,9 @@ class Recorder:
         if not any(v.row is not None and (v.row[3] or v.row[4]) for v in pending.outputs):
             return
         op = self._observer.finished_op(pending, self._recorded_count() - 1)
-        if not self._masks.stops(op, self._stops):
-            return
-        self._stops = frozenset()
-        self.unrecorded(lambda: self._then(Stop(op, pending.input_tensors, list(tensors_in(out)))))
+        if self._masks.stops(op, self._stops):
+            self._stops = frozenset()
+            self.unrecorded(lambda: self._then(Stop(op, pending.input_tensors, list(tensors_in(out)))))
 
 
 class _Mode(TorchDispatchMode):

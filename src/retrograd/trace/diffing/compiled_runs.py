@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from retrograd.core.wording import some
 from retrograd.trace.diffing.divergence_reasons import COMPILED
 from retrograd.trace.diffing.schema import DivergenceCause, OpSummary
 from retrograd.trace.diffing.shared_values import Anchor, SharedValues
 from retrograd.trace.diffing.summaries import op_summary
-from retrograd.trace.schema import Op, Trace
+from retrograd.trace.schema import Op, Stats, Trace
 
 _DECOMPOSITION = (
     "torch.compile replaces operators by decompositions and generated kernels: backend='aot_eager' runs the former "
@@ -55,6 +56,9 @@ def _notes(shared: SharedValues, letter: str, other: str) -> Iterator[str]:
     known = len(shared.counterparts) + sum(anchor.excess <= 1 for anchor in shared.anchors)
     if known and not shared.out:
         yield f"{known} tensors of {other} are in {letter}, where torch.compile compiled, the same up to rounding"
+    if shared.last:
+        names = some(shared.last, 3)
+        yield f"what the last step made of {names} is read by nothing in {letter}, whose optimizer is compiled"
     if any(shared.alone):
         yield (
             f"{shared.alone[0]} operators of {other} and {shared.alone[1]} of {letter} have no counterpart of their "
@@ -79,6 +83,13 @@ def _untold(shared: SharedValues, letter: Literal["A", "B"]) -> DivergenceCause:
     if letter == "B":
         return DivergenceCause("missing", description, why, advice, a=summary, count=max(1, len(shared.unseen)))
     return DivergenceCause("inserted", description, why, advice, b=summary, count=max(1, len(shared.unseen)))
+
+
+def _marked(op: Op, tensor: Stats, read: bool) -> OpSummary:
+    """An operator with a tensor marked among its results, or its inputs: what a compiled update wrote is read next."""
+    read = read or not any(t is tensor for t in op.outputs)
+    marks = [t is tensor for t in (op.inputs if read else op.outputs)]
+    return op_summary(op, inputs=marks) if read else op_summary(op, outputs=marks)
 
 
 @dataclass(frozen=True)
@@ -128,9 +139,7 @@ class _Sides:
         else:
             description = f"{op.name}{more} has another result"
         description += f" in {self.letter}, where torch.compile compiled"
-        k = next(k for k, t in enumerate(anchor.eager.inputs if anchor.read else anchor.eager.outputs) if t is anchor.a)
-        marks = {"inputs" if anchor.read else "outputs": [j == k for j in range(k + 1)]}
-        ours, theirs = op_summary(anchor.eager, **marks), op_summary(anchor.compiled, **marks)
+        ours, theirs = _marked(anchor.eager, anchor.a, anchor.read), _marked(anchor.compiled, anchor.b, anchor.read)
         return self._cause(description, self._consequences(), self._placed(ours, op), self._placed(theirs, op))
 
     def _consequences(self) -> str:

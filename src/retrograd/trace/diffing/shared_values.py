@@ -48,7 +48,9 @@ class SharedValues:
         anchors: tensors that updates read and write, in the order of the eager run.
         counterparts: number of a value of the eager run -> a value of the compiled run that may be the same.
         unseen: operators of the eager run, results of which nothing in the compiled run vouches for.
-        unpaired: how many updates of parameters the eager run has that the compiled run has not, or has more often.
+        unpaired: how many updates of parameters the eager run has that the compiled run has not, or has more often,
+            and whose result nothing in the compiled run shows.
+        last: parameters whose last update is that of a compiled optimizer, after which nobody reads them.
         alone: how many operators of the eager and of the compiled run have no counterpart of their own.
     """
 
@@ -58,6 +60,7 @@ class SharedValues:
     counterparts: dict[int, Stats] = field(default_factory=dict[int, Stats])
     unseen: list[Op] = field(default_factory=list[Op])
     unpaired: int = 0
+    last: list[str] = field(default_factory=list[str])
     alone: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -161,15 +164,36 @@ class SharedValues:
         return error_bounds.excess(s, t, error)
 
     def _anchors(self) -> Iterator[Anchor]:
-        for a, b in _steps(self.eager, self.compiled):
+        pairs = list(_steps(self.eager, self.compiled))
+        for at, (a, b) in enumerate(pairs):
             of_a, of_b = _updates(a), _updates(b)
+            apart: dict[str, None] = {}
             for key in {**of_a, **of_b}:
                 ops, others = of_a.get(key, []), of_b.get(key, [])
-                if len(ops) != len(others):
-                    self.unpaired += max(len(ops), len(others))
-                    continue
-                for op, other in zip(ops, others, strict=True):
-                    yield from self._tensors(op, other)
+                if len(ops) == len(others):
+                    for op, other in zip(ops, others, strict=True):
+                        yield from self._tensors(op, other)
+                else:
+                    apart |= {t.name: None for op in (*ops, *others) for t in op.inputs if t.name}
+            after = pairs[at + 1][1] if at + 1 < len(pairs) else None
+            for name in dict.fromkeys(map(unwrapped_module, apart)):
+                yield from self._updated(name, a, b, after)
+
+    def _updated(self, name: str, a: Sequence[Op], b: Sequence[Op], after: Sequence[Op] | None) -> Iterator[Anchor]:
+        """A parameter after an update that is compiled in one run alone, where it was written or is read next."""
+        written = [_last_written(name, ops) for ops in (a, b)]
+        # A transposed view has the numbers of what it shows, which is not measured itself.
+        reads = (
+            (op, t) for op in after or () for t in op.inputs if unwrapped_module(t.name) == name and t.rms is not None
+        )
+        there = written[1] or next(reads, None)
+        if written[0] is not None and there is not None:
+            (op, s), (other, t) = written[0], there
+            yield Anchor(op, other, s, t, (name,), False, self._excess(s, t))
+        elif written[0] is not None and after is None:
+            self.last.append(name)
+        else:
+            self.unpaired += 1
 
     def _tensors(self, op: Op, other: Op) -> Iterator[Anchor]:
         parameters = tuple(unwrapped_module(t.name) for t in op.inputs if t.name)
@@ -258,6 +282,13 @@ def _steps(a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[list[Op], list[Op
             steps[op.step].append(op)
         by_step.append(steps)
     yield from zip(by_step[0].values(), by_step[1].values(), strict=False)
+
+
+def _last_written(name: str, ops: Sequence[Op]) -> tuple[Op, Stats] | None:
+    made = (
+        (op, t) for op in reversed(ops) if op.phase == OTHER for t in op.outputs if unwrapped_module(t.name) == name
+    )
+    return next(((op, t) for op, t in made if t.rms is not None), None)
 
 
 def _updates(ops: Sequence[Op]) -> dict[Hashable, list[Op]]:

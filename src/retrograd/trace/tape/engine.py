@@ -81,6 +81,10 @@ class TapeObserver(Observer):
         if self._recording:
             self._tape.optimizing(now)
 
+    def rewritten(self, tensors: list[torch.Tensor]) -> None:
+        if self._recording:
+            self._tape.written(tensors)
+
     def between_steps(self, step: int = 0) -> None:
         if self._recording:
             self._refresh_names()

@@ -1214,6 +1214,11 @@ PYBIND11_MODULE(retrograd_trace_tape, m) {
   });
   m.def("stop", [] { recording = false; });
   m.def("optimizing", [](bool now) { locked([&](State& s) { s.optimizing = now; }); });
+  m.def("written", [](const std::vector<Tensor>& tensors) {
+    locked([&](State& s) {
+      for (const auto& t : tensors) written(s, t);
+    });
+  });
   m.def("quiet", [](bool now) { of_thread.quiet += now ? 1 : -1; });
   m.def("in_operator", [] { return of_thread.current != nullptr; });
   m.def("kernel", [](const std::string& name) {
