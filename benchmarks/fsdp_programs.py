@@ -29,7 +29,7 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.tensor.parallel
 from fsdp_fresh import words
-from fsdp_sweep import WIDTH, Net, adam, batch, ddp, loss_of, sharded
+from fsdp_sweep import Net, adam, batch, ddp, loss_of, sharded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -146,7 +146,11 @@ def sequence_parallel_and_sharded(rank: int) -> None:
     """Tensor and sequence parallel in pairs, norms on a part of the rows, FSDP2 over the pairs"""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
-        ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module,
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
     )  # fmt: skip
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

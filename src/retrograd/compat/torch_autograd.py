@@ -63,8 +63,8 @@ def product_dtypes(training: int) -> set[str]:
         while frame is not None and not is_engine(frame.f_code):
             frame = frame.f_back
         if frame is not None:
-            given = frame.f_locals.get("tensors", frame.f_locals.get("outputs"))
-            return _product_dtypes([given] if isinstance(given, torch.Tensor) else list(given or ()))
+            losses = frame.f_locals.get("tensors", frame.f_locals.get("outputs"))
+            return _product_dtypes([losses] if isinstance(losses, torch.Tensor) else list(losses or ()))
     return set()
 
 
@@ -136,8 +136,8 @@ def GRAPH() -> str:
         plain = leaf @ leaf
         with torch.autocast("cpu", torch.bfloat16):
             lower = (leaf @ leaf).float()
-    found = _product_dtypes([plain.sum()]), _product_dtypes([lower.sum()])
-    return "" if found == ({"float32"}, {"bfloat16"}) else f"products have the dtypes {found[0]} and {found[1]}"
+    dtypes = _product_dtypes([plain.sum()]), _product_dtypes([lower.sum()])
+    return "" if dtypes == ({"float32"}, {"bfloat16"}) else f"products have the dtypes {dtypes[0]} and {dtypes[1]}"
 
 
 class _Nodes(TorchDispatchMode):

@@ -104,8 +104,8 @@ class History:
 
     def left_out_notes(self) -> list[str]:
         """A note on the first that made one which nothing has any more that is computed from it."""
-        made = (op for op in self.searched if any(s.bad and s.tensor in self._left_out for s in op.outputs))
-        op = next((op for op in made if any(self._handles(op, k, harmless=True) for k in ("nan", "inf"))), None)
+        makers = (op for op in self.searched if any(s.bad and s.tensor in self._left_out for s in op.outputs))
+        op = next((op for op in makers if any(self._handles(op, k, harmless=True) for k in ("nan", "inf"))), None)
         return [f"what {named(op)} made is left out by all that is computed from it, as by where"] if op else []
 
     def births(self) -> list[list[tuple[Op, bool]]]:
@@ -276,8 +276,8 @@ class History:
 
     def _unmeasured(self, op: Op) -> list[Op]:
         """The optimizer's operators that made what another of its own was given, where nobody counted."""
-        made = (self.producers.get(s.tensor) for s in op.inputs if s.nan is None)
-        known = [other for other in made if other is not None and other.owner == OPTIMIZER and other.index < op.index]
+        makers = (self.producers.get(s.tensor) for s in op.inputs if s.nan is None)
+        known = [other for other in makers if other is not None and other.owner == OPTIMIZER and other.index < op.index]
         if nan_reasons.infinite_factor(op, nan=False):  # a number that was read of a tensor
             near = self.ops[max(0, op.index - _NEAR) : op.index]
             known += [other for other in near[::-1] if base_name(other.name) == "_local_scalar_dense"][:1]
@@ -290,8 +290,8 @@ class History:
         before = [
             op for op in self.ops[: view.index] if is_collective(op) and (op.step, op.phase) == (view.step, view.phase)
         ]
-        given = (op for op in reversed(before) if self._bad_input(op, kind) is not None)
-        return next(given, before[-1] if before else None)
+        senders = (op for op in reversed(before) if self._bad_input(op, kind) is not None)
+        return next(senders, before[-1] if before else None)
 
     def _shows_bad(self, stats: Stats, kind: str) -> bool:
         """Whether a value that nobody counted is a view, or part, of one with bad values."""

@@ -285,10 +285,10 @@ def _steps(a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[list[Op], list[Op
 
 
 def _last_written(name: str, ops: Sequence[Op]) -> tuple[Op, Stats] | None:
-    made = (
+    results = (
         (op, t) for op in reversed(ops) if op.phase == OTHER for t in op.outputs if unwrapped_module(t.name) == name
     )
-    return next(((op, t) for op, t in made if t.rms is not None), None)
+    return next(((op, t) for op, t in results if t.rms is not None), None)
 
 
 def _updates(ops: Sequence[Op]) -> dict[Hashable, list[Op]]:
