@@ -237,11 +237,12 @@ def parting(readers: Mapping[int, RingReader], lane: Lane, number: int) -> str:
 
 def _departures(readers: Mapping[int, RingReader], lane: Lane, number: int, step: int) -> list[str]:
     """Which ranks do other than in their earlier steps, where the rest does not."""
-    own = {r: e.step if (e := reader.entry(lane, number)) is not None else step for r, reader in readers.items()}
+    here = {r: reader.entry(lane, number) for r, reader in readers.items() if reader.count(lane) > number}
+    own = dict.fromkeys(readers, step) | {r: entry.step for r, entry in here.items() if entry is not None}
     # A rank may be in its next step already, where others still end theirs, or never end it.
     common = dict.fromkeys(readers, min(step, *own.values()))
-    for anywhere in (False, True):  # also DDP's first steps, which begin otherwise than those after them
-        for steps in (common, own):
+    for steps in (common, own):
+        for anywhere in (False, True):  # also DDP's first steps, which begin otherwise than those after them
             words = {r: _departure(reader, lane, number, steps[r], anywhere) for r, reader in readers.items()}
             if "" in words.values() and any(words.values()):
                 return [f"rank {rank} departs from its steps before: {text}" for rank, text in words.items() if text]
@@ -260,7 +261,7 @@ def _departure(reader: RingReader, lane: Lane, number: int, step: int, anywhere:
     now = [entry for entry in steps.pop(step, []) if entry.number <= number]
     if entries and entries[0].number:
         steps.pop(entries[0].step, None)  # its beginning was overwritten
-    here = reader.entry(lane, number)
+    here = reader.entry(lane, number) if reader.count(lane) > number else None
     ended = reader.count(lane) <= number or (here is not None and here.step > step)
     longest, before = -1, list[RingEntry]()
     starts = [
