@@ -185,12 +185,15 @@ class ModuleReader:
         values, types = body.values, self.types
         operands = [values[o] if o in values else self.place(body, o) for o in operation.operands]
         attributes, attrs, placement = self.attributes(operation, opcode)
-        called, outside = self.regions(body, operation, owner, line)
-        for attribute in [name for name in ("callee", "called_computations") if name in attributes]:
-            for callee in symbols_of(attributes[attribute]):
-                self.function(callee)
-                called.append(("to_apply", callee))
-        operands += outside
+        called: list[tuple[str, str]] = []
+        if len(operation.regions):
+            called, outside = self.regions(body, operation, owner, line)
+            operands += outside
+        if attributes:  # not a loop over names that no operation of three has
+            for attribute in [name for name in ("callee", "called_computations") if name in attributes]:
+                for callee in symbols_of(attributes[attribute]):
+                    self.function(callee)
+                    called.append(("to_apply", callee))
         results = list(operation.results)
         shapes = [types.get(value.type) or self.shape(value) for value in results]
         name = self.name(results[0]).partition("#")[0] if results else short
@@ -222,8 +225,6 @@ class ModuleReader:
 
     def regions(self, body: _Body, operation: Any, owner: str, line: int) -> tuple[list[tuple[str, str]], list[int]]:
         """The regions of an operation as called computations, and where the values are that they use from outside."""
-        if not len(operation.regions):
-            return [], []
         used = list(_captured(operation))
         called: list[tuple[str, str]] = []
         names = {"stablehlo.while": ("condition", "body")}.get(operation.name, ())

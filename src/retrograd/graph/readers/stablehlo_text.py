@@ -24,7 +24,7 @@ _V = r"%[\w$.\-]+(?:#[0-9]+)?"
 _TYPE = re.compile(_T)
 _TYPES = re.compile(rf"{_T}(?:, {_T})*+\Z")
 _VALUE = re.compile(_V)
-_RESULT = re.compile(r"(?:(%[\w$.\-]+)(?::([0-9]+))? = )?(.*)\Z", re.DOTALL)
+_RESULT = re.compile(r"(?:(%[\w$.\-]+)(?::([0-9]+))? = )?(?=([^ (]*))(.*)\Z", re.DOTALL)
 _PLAIN = re.compile(rf"(stablehlo|chlo)\.(\w+) ({_V}(?:, {_V})*)((?:, \w+ = \[[0-9, \-]*\])*) : (.*)\Z")
 _LISTS = re.compile(r", (\w+) = \[([0-9, \-]*)\]")
 # A number as MLIR prints it: another spelling of an equal one would be another constant.
@@ -142,15 +142,11 @@ class _Parser:
         """Operations up to the line that closes the region, the last of which returns values of these types."""
         outer, self.values = self.values, dict(self.values)
         region = TextRegion([self.define(name, type) for name, type in arguments], [])
-        while (
-            (line := self.next()) != end
-            and not (end == "})" and _CLOSED.match(line))
-            and not (end == "})" and line == "}, {")
-        ):
-            if region.operations and region.operations[-1].name == "return":
+        operations, generic, last = region.operations, end == "})", None
+        while (line := self.next()) != end and not (generic and (line == "}, {" or _CLOSED.match(line))):
+            if last is not None and last.name == "return":
                 raise _UnknownError
-            region.operations.append(self.operation(line))
-        last = region.operations[-1] if region.operations else None
+            operations.append(last := self.operation(line))
         if last is None or last.name != "return" or (types is not None and types != [v.type for v in last.operands]):
             raise _UnknownError
         self.values = outer
@@ -167,9 +163,11 @@ class _Parser:
 
     def operation(self, line: str) -> TextOperation:
         match = _RESULT.match(line)
-        name, number, text = match.groups()  # type: ignore[union-attr]
+        name, number, word, text = match.groups()  # type: ignore[union-attr]
         place = self.at
-        kind, operands, attributes, types, regions = self.form(text)
+        pattern, read = _FORMS.get(word) or (_GENERIC_FORM if word.startswith('"') else _PLAIN_FORM)
+        # What it is: name, operands, attributes, types of results, regions.
+        kind, operands, attributes, types, regions = read(self, _whole(pattern, text))
         if (int(number) if number else 1 if name else 0) != len(types):
             raise _UnknownError
         if number:
@@ -178,15 +176,7 @@ class _Parser:
             results = [self.define(name, types[0])] if name else []
         if len(attributes) > 1:
             attributes = dict(sorted(attributes.items()))
-        operation = TextOperation(kind, operands, attributes, results, place)
-        operation.regions = regions
-        return operation
-
-    def form(self, text: str) -> tuple[str, list[TextValue], dict[str, Any], list[str], list[TextRegion]]:
-        """What an operation is: name, operands, attributes, types of results, regions."""
-        word = text.partition(" ")[0].partition("(")[0]
-        pattern, read = _FORMS.get(word, _GENERIC_FORM if word.startswith('"') else _PLAIN_FORM)
-        return read(self, _whole(pattern, text))
+        return TextOperation(kind, operands, attributes, results, place, regions)
 
     def plain(self, match: re.Match[str]) -> Any:
         dialect, name, names, lists, signature = match.groups()
@@ -333,7 +323,7 @@ def _results(operands: list[TextValue], signature: str, name: str = "") -> list[
         if own != [part, part]:
             raise _UnknownError
         return types
-    if len(types) != 1 or any(type != types[0] for type in own):
+    if len(types) != 1 or own.count(types[0]) != len(own):
         raise _UnknownError
     return types
 

@@ -23,11 +23,17 @@ class TextOperation:
     __slots__ = ("attributes", "location", "name", "operands", "regions", "results")
 
     def __init__(
-        self, name: str, operands: list[TextValue], attributes: dict[str, Any], results: list[TextValue], line: int
+        self,
+        name: str,
+        operands: list[TextValue],
+        attributes: dict[str, Any],
+        results: list[TextValue],
+        line: int,
+        regions: list[TextRegion] | None = None,
     ) -> None:
         self.name, self.operands, self.attributes = name, operands, attributes
         self.results, self.location = results, line
-        self.regions: list[TextRegion] = []
+        self.regions: list[TextRegion] = [] if regions is None else regions
 
     @property
     def operation(self) -> TextOperation:
