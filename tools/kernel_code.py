@@ -40,6 +40,7 @@ NORM_CASES = (
     *("77-ln-bf16", "128-ln-bf16-heads", "1024-add-bf16-stream32", "4096-rms-bf16", "4096-rms-bf16-unaligned"),
     *("5120-rms-bf16-atomic", "8192-ln-add-f32", "16384-ln-add-bf16", "33333-rms-bf16", "65536-rms-bf16"),
     "4096-ln-bf16-small",
+    "4096-rms-bf16-float8",
 )
 MSDA_CASES = ("C32-f32-zeros", "C64-bf16-border", "C32-f32-zeros-large")
 RANK_SUM_CASES = ("W8-N1048576-bfloat16-float32-divide-watched", "W3-N1001-float32-float32-divide-watched")

@@ -35,8 +35,11 @@ def test_gate_covers_the_kernels(gate, target):
     written = {
         name for source in sources for name in re.findall(r"^def (norm_\w*kernel\w*)\(", source.read_text(), re.M)
     }
+    gpu = targets()[target]
     # Rows are shared by programs on NVIDIA only, which launches all of them together.
-    expected = {name for name in written if targets()[target].nvidia or not name.endswith("_slices")}
+    expected = {name for name in written if gpu.nvidia or not name.endswith("_slices")}
+    if gpu.nvidia and gpu.arch < 89:  # has no float8
+        expected = {name for name in expected if "float8" not in name}
     assert compiled >= expected
 
 

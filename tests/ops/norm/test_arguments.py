@@ -22,6 +22,7 @@ FIELDS = {
         NormTensors,
         WantedOutput,
         NormResults,
+        arguments.Float8Results,
         BackwardTensors,
         WantedGrads,
         NormGrads,

@@ -99,7 +99,7 @@ def _forward(
     tensors, arguments, s_dtype = checked(tensors, arguments)
     x = tensors.x
     validation.check_float8(x, scale)
-    wanted = WantedOutput(torch.float8_e4m3fn, s_dtype, store_stats)
+    wanted = WantedOutput(out_dtype=torch.float8_e4m3fn, s_dtype=s_dtype, store_stats=store_stats)
     with torch.no_grad():
         whole = None if scale is None else scale.detach().reshape(1)
         results = _run(two_dimensional(tensors), arguments, whole, wanted)
@@ -128,8 +128,9 @@ def _run(
         launched = norm_fwd_float8(tensors, scale, spec, wanted)
         if launched is not None:
             return launched
-    y, s, mean, rstd = functions(impl)[0](tensors, spec, wanted._replace(out_dtype=torch.float32))
-    return Float8Results(*quantize(y, scale), s, mean, rstd)
+    results = functions(impl)[0](tensors, spec, wanted._replace(out_dtype=torch.float32))
+    y, scale, amax = quantize(results.y, scale)
+    return Float8Results(y, scale, amax, results.s, results.mean, results.rstd)
 
 
 def _has_float8(x: torch.Tensor) -> bool:

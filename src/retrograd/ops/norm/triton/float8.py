@@ -147,4 +147,4 @@ def norm_fwd_float8(
     )  # fmt: skip
     with on_device_of(x):
         launch(norm_fwd_float8_kernel, (plan.programs, heads), args, num_warps=plan.num_warps, pdl=gpu.pdl)
-    return Float8Results(y, scales, amax, s, mean, rstd)
+    return Float8Results(y, scale=scales, amax=amax, s=s, mean=mean, rstd=rstd)
