@@ -128,9 +128,9 @@ def _run(
         launched = norm_fwd_float8(tensors, scale, spec, wanted)
         if launched is not None:
             return launched
-    results = functions(impl)[0](tensors, spec, wanted._replace(out_dtype=torch.float32))
-    y, scale, amax = quantize(results.y, scale)
-    return Float8Results(y, scale, amax, results.s, results.mean, results.rstd)
+    y, s, mean, rstd = functions(impl)[0](tensors, spec, wanted._replace(out_dtype=torch.float32))
+    y, scale, amax = quantize(y, scale)
+    return Float8Results(y, scale, amax, s, mean, rstd)
 
 
 def _has_float8(x: torch.Tensor) -> bool:
