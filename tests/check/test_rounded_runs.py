@@ -9,13 +9,14 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check.as_written import AsWritten, Summing
 from retrograd.check.inputs import base_case
 from retrograd.check.last_run import near
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import truth_of
 from retrograd.check.reference import Batching
 from retrograd.check.rounded_runs import moved_runs, rounded_runs
-from retrograd.check.rounding import AsWritten, Float64
+from retrograd.check.rounding import Float64
 from retrograd.check.stages import StageContext
 
 _UNIT = 2.0**-24
@@ -204,6 +205,12 @@ def test_a_reference_that_the_mode_leaves_as_it_is_runs_without_it(function, alo
     if alone:  # what a mode notes of the operators is known of it
         reference.run(torch.float64, plain)
         assert (mode.switches, mode.matrices, mode.elements) == (plain.switches, plain.matrices, plain.elements)
+    summing, tracked = reference.exactly(track=True), Float64(track=True)
+    assert isinstance(summing, Summing) == alone
+    for each in (summing, tracked):
+        again = reference.run(torch.float64, each)
+        assert all(torch.equal(again[name], want) for name, want in exact.items())
+    assert summing.peak == tracked.peak
 
 
 def _picked(x, index):

@@ -11,6 +11,7 @@ from retrograd.compat.triton_ttir import LaunchedKernel
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.kept_launches import KeptLaunches
+from retrograd.ttir.launch import pretended
 from retrograd.ttir.session import Session
 
 pytest.importorskip("triton")
@@ -153,3 +154,13 @@ def test_a_kernel_that_did_not_end_has_fewer_rounds_afterwards(monkeypatch):
     assert launch(501, counting.kept) == told
     assert launch(9, counting.kept) == ""
     assert launch(501, KeptLaunches()) == ""
+
+
+def test_memory_that_nobody_has_written_makes_no_other_launch(monkeypatch):
+    launch = Launches(COPIES, monkeypatch)
+    with pretended(repeats=True):
+        for size in (4, 4000, 4):  # with what was there before in between
+            x = torch.empty(4)
+            assert launch(x.tolist(), [0.0] * 4)[0] == x.tolist()
+            torch.full((size,), float(size))
+    assert launch.executed == 1

@@ -109,3 +109,30 @@ def test_the_address_of_the_current_stream_is_looked_up_by_libraries_that_hear_o
     with fake_gpu.gpu(target_named("sm_90")):
         assert torch._C._cuda_getCurrentRawStream(0) == 0
     assert getattr(torch._C, "_cuda_getCurrentRawStream", None) is before
+
+
+def test_fresh_memory_holds_the_same_where_it_is_to_repeat():
+    with fake_gpu.gpu(target_named("sm_90"), repeats=True):
+        held = [torch.empty(5, dtype=torch.bfloat16), torch.ones(2).new_empty(3, 2), torch.empty_like(torch.ones(4))]
+        whole = torch.empty(5, dtype=torch.int32, device="cuda")
+        with torch.no_grad():
+            leaf = torch.empty(3, requires_grad=True)
+    assert all(bool(((t > 0.7) & (t < 0.8)).all()) for t in [*held, leaf])
+    assert whole.tolist() == [1] * 5
+
+
+def _doubled(x, missing):
+    """2 x, into memory from torch.empty, but for the last rows if some are `missing`."""
+    out, rows = torch.empty_like(x), len(x) - missing
+    out[:rows] = 2 * x[:rows]
+    return out
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("stage", ["oracle", "poison"])
+def test_a_row_that_is_not_written_is_found_whatever_was_there_before(stage, missing):
+    pytest.importorskip("triton")
+    x = dict(x=rg.tensor("M", "N"))
+    report = rg.verify(lambda x: _doubled(x, missing), reference=lambda x: 2 * x, inputs=x, level="quick",
+                       only=[stage])  # fmt: skip
+    assert {f.stage for f in report.findings} == ({stage} if missing else set())

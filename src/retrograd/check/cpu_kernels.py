@@ -28,6 +28,7 @@ _HONEST: list[None] = []  # one for each `without_pretending` that is entered
 _KEPT: list[dict[str, Any] | None] = []
 _AWAITED: list[None] = []  # one for each `executed` that waits for somebody to import Triton
 _DEVICES: list[Callable[..., Any]] = []  # functions that refuse tensors which are not on a GPU
+_POISONED: list[None] = []  # one for each `own_filling` that is entered
 _KNOWING = ("retrograd.ops.", "retrograd.catalog.")  # modules of launchers that ask for no GPU
 
 
@@ -150,6 +151,16 @@ def without_pretending() -> Iterator[None]:
         _HONEST.pop()
 
 
+@contextmanager
+def own_filling() -> Iterator[None]:
+    """Inside, memory that nobody has written holds what it holds: somebody else fills it."""
+    _POISONED.append(None)
+    try:
+        yield
+    finally:
+        _POISONED.pop()
+
+
 def ask_for_devices(function: Callable[..., Any]) -> bool:
     """Have `pretended` say from now on that tensors of a function are on a GPU; False where nothing is pretended."""
     function = _bare(function)
@@ -183,4 +194,4 @@ def pretended(function: Callable[..., Any]) -> AbstractContextManager[object]:
         return nullcontext()
     from retrograd.ttir.launch import pretended
 
-    return pretended(devices=function in _DEVICES)
+    return pretended(devices=function in _DEVICES, repeats=not _POISONED)

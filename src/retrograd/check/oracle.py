@@ -182,9 +182,9 @@ def truth_of(
 
 def _exact(reference: Reference, order: DerivativeOrder) -> ExactRun:
     """The mode of a run in float64, and its results."""
-    # What adding up meets is asked of finite extremes alone, and of them the mode has to see each operator.
+    # What adding up meets is asked of finite extremes alone.
     finite = any(value not in extreme_values.UNTRACKED for _, value in reference.case.values)
-    mode = reference.exactly() if order is first_order and not finite else Float64(track=finite)
+    mode = reference.exactly(track=finite) if order is first_order else Float64(track=finite)
     return mode, detached(reference.run(torch.float64, mode, order))
 
 

@@ -13,13 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import extreme_values, tolerance
 from retrograd.check import inputs as make
+from retrograd.check.as_written import AsWritten
 from retrograd.check.callable_state import without_traces
 from retrograd.check.constraints import project
 from retrograd.check.last_run import LastRun
 from retrograd.check.layouts import REPEATING
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
 from retrograd.check.own_mistakes import calls_theirs, is_own_mistake, may_refuse
-from retrograd.check.rounding import AsWritten, Float64
+from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
@@ -198,11 +199,14 @@ class Reference:
         if not mode.changes and self._ordinary_key is not None:
             self.batching.unchanged[self._ordinary_key] = mode
 
-    def exactly(self) -> Float64:
-        """The mode of a further run of first derivatives in float64; nothing is asked of it that inputs decide."""
+    def exactly(self, *, track: bool = False) -> Float64:
+        """The mode of a further run of first derivatives in float64.
+
+        Nothing is asked of it that inputs decide, but which numbers adding up meets if it is to `track` them.
+        """
         at_once = self.batching.allowed and (self.case.params, self.case.sizes, first_order) in self.batching.checked
         known = self.batching.unchanged.get(self._ordinary_key) if at_once else None
-        return AsWritten.like(known) if known is not None else Float64()
+        return Float64(track=track) if known is None else AsWritten.like(known, track=track)
 
     @calls_theirs
     def call(self, inputs: dict[str, Any]) -> Outputs:

@@ -380,20 +380,3 @@ class Float64(UnwrappedMode):
         if extra is not None and extra.shape == t.shape:
             out.addcmul_(self.noise(t), extra, value=self.accumulate)
         return out
-
-
-class AsWritten(Float64):
-    """A run in float64 of what no mode would change: torch runs it alone, where a mode takes 5 us an operator of 9."""
-
-    @classmethod
-    def like(cls, noted: Float64) -> AsWritten:
-        """One of the operators that another run had, which has noted what they are."""
-        mode = cls()
-        mode.matrices, mode.switches, mode.elements = noted.matrices, noted.switches, noted.elements
-        return mode
-
-    def __enter__(self) -> AsWritten:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass

@@ -26,9 +26,11 @@ _PLANNED = [_GPU]  # what programs are told of their GPU; the innermost last
 _SESSIONS: list[Session] = []  # the innermost last
 
 
-def pretended(gpu: GpuDescription = _GPU, devices: bool = True) -> contextlib.AbstractContextManager[None]:
-    """A context in which torch says that it has a GPU, to all but this library; `devices` as in `fake_gpu.gpu`."""
-    return fake_gpu.gpu(gpu, knowing=("retrograd.",), devices=devices)
+def pretended(
+    gpu: GpuDescription = _GPU, devices: bool = True, repeats: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """A context in which torch says that it has a GPU, to all but this library; arguments as of `fake_gpu.gpu`."""
+    return fake_gpu.gpu(gpu, knowing=("retrograd.",), devices=devices, repeats=repeats)
 
 
 @contextlib.contextmanager

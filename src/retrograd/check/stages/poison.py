@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
+from retrograd.check import cpu_kernels
 from retrograd.check.inputs import resized
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
@@ -65,6 +66,7 @@ def deterministic(fill: bool) -> Iterator[None]:
         settings.fill_uninitialized_memory = filled
 
 
+@cpu_kernels.own_filling()
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """Three runs: plain, NaN, huge; where custom operators ran, two more in deterministic mode."""
     out = CaseOutcome()

@@ -6,6 +6,7 @@ Only inside a context, and only what launchers commonly ask: devices in calls, `
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import sys
 import time
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from retrograd.compat.torch_cuda import pretended_shortcuts
-from retrograd.compat.torch_dispatch import eagerly
+from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.triton_compile import GpuDescription
 
 _FIRST = torch.device("cuda", 0)
@@ -27,6 +28,8 @@ _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _ASKS_DEVICE: Any = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 _WRAPPER = type(_ASKS_CUDA)
 _NAMES_PLACE = (str, torch.device)
+_FRESH = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, torch.Tensor.new_empty,
+                    torch.Tensor.new_empty_strided})  # fmt: skip
 _PASSING = ("torch.utils._device", "torch.overrides")
 
 
@@ -36,11 +39,12 @@ class _OnCpu(TorchFunctionMode):
     Args:
         knowing: prefixes of the modules that are told the truth about `is_cuda` and `device`.
         devices: whether the others hear of `device` what they hear of `is_cuda`.
+        repeats: whether fresh memory always holds the same.
     """
 
-    def __init__(self, knowing: tuple[str, ...], devices: bool) -> None:
+    def __init__(self, knowing: tuple[str, ...], devices: bool, repeats: bool) -> None:
         super().__init__()
-        self._knowing, self._devices = knowing, devices
+        self._knowing, self._devices, self._repeats = knowing, devices, repeats
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
 
@@ -59,7 +63,13 @@ class _OnCpu(TorchFunctionMode):
             return -1 if args[0] in self._on_cpu else 0
         if func is torch.Tensor.pin_memory:
             return args[0]
-        kwargs = kwargs or {}
+        result = self._placed(func, args, kwargs or {})
+        if self._repeats and func in _FRESH:
+            _settle(result)
+        return result
+
+    def _placed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a call gives that may name a device."""
         if self._devices and func is torch.device:
             return func(*args, **kwargs)
         if "pin_memory" in kwargs:
@@ -91,6 +101,20 @@ class _OnCpu(TorchFunctionMode):
         return result
 
 
+def _settle(fresh: torch.Tensor) -> None:
+    """Fill memory that nobody has written with ordinary numbers: about 0.75, ones where they are whole.
+
+    What malloc leaves there is another thing each time, mostly what the same op had there before, which hides that it
+    was not written; and kernels that load such memory and mask it were never launched on the same bytes twice.
+    """
+    if type(fresh) is not torch.Tensor or fresh.device.type != "cpu" or is_functorch_wrapped(fresh):
+        return
+    storage = fresh.untyped_storage()
+    if (size := storage.nbytes()) and fresh.layout == torch.strided:
+        number = bytes([0x3F] if fresh.is_floating_point() or fresh.is_complex() else [1, *[0] * (fresh.itemsize - 1)])
+        ctypes.memmove(storage.data_ptr(), number * (size // len(number)), size // len(number) * len(number))
+
+
 def _asker(frame: FrameType) -> str:
     """The module that asks, behind modes of torch that pass a question on."""
     while (name := frame.f_globals.get("__name__", "")) in _PASSING and frame.f_back is not None:
@@ -99,13 +123,16 @@ def _asker(frame: FrameType) -> str:
 
 
 @contextlib.contextmanager
-def gpu(target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False) -> Iterator[None]:
+def gpu(
+    target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False, repeats: bool = False
+) -> Iterator[None]:  # fmt: skip
     """Let code of a person's own believe in a GPU of this architecture.
 
     Args:
         target: which.
         knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
         devices: whether `device` of a tensor that nobody asked for on the CPU is the GPU, too.
+        repeats: whether memory that nobody has written always holds the same.
     """
     names, answers, stock_generator = torch.cuda.__dict__, _answers(target), torch.Generator
     stock_module, stock_fork = torch.get_device_module, torch.random.fork_rng
@@ -125,7 +152,7 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = F
         def __new__(cls, device: Any = "cpu") -> Any:
             return stock_generator(_place(device))
 
-    mode, function = _OnCpu(knowing, devices), torch.autograd.function.BackwardCFunction
+    mode, function = _OnCpu(knowing, devices, repeats), torch.autograd.function.BackwardCFunction
     stock_apply: Any = function.apply
 
     def apply_backward(self: Any, *grads: Any) -> Any:
