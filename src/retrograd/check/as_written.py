@@ -13,13 +13,6 @@ from retrograd.check.rounding import Float64
 class AsWritten(Float64):
     """A run in float64 of what no mode would change: torch runs it alone, where a mode takes 5 us an operator of 9."""
 
-    @classmethod
-    def like(cls, noted: Float64, *, track: bool = False) -> AsWritten:
-        """One of the operators that another run had, which has noted what they are; `track` as of `Float64`."""
-        mode = Summing(track=True) if track else cls()
-        mode.matrices, mode.switches, mode.elements = noted.matrices, noted.switches, noted.elements
-        return mode
-
     def __enter__(self) -> AsWritten:
         return self
 
@@ -27,15 +20,8 @@ class AsWritten(Float64):
         pass
 
 
-class Summing(AsWritten):
+class Summing(Float64):
     """Such a run of which it is asked which numbers adding up meets: nothing else of an operator is looked at."""
-
-    def __enter__(self) -> Summing:
-        super(AsWritten, self).__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super(AsWritten, self).__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(isinstance(value, torch.Tensor) and value.is_complex() for value in args):
@@ -44,3 +30,10 @@ class Summing(AsWritten):
         if (name := about(func).name) in ADDING:
             self._note_peak(func, name, args, kwargs or {}, out)
         return out
+
+
+def as_noted(noted: Float64, *, track: bool = False) -> Float64:
+    """The mode of a run of the operators that another had, which has noted what they are; `track` as of `Float64`."""
+    mode = Summing(track=True) if track else AsWritten()
+    mode.matrices, mode.switches, mode.elements = noted.matrices, noted.switches, noted.elements
+    return mode

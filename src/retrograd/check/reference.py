@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import extreme_values, tolerance
 from retrograd.check import inputs as make
-from retrograd.check.as_written import AsWritten
+from retrograd.check.as_written import as_noted
 from retrograd.check.callable_state import without_traces
 from retrograd.check.constraints import project
 from retrograd.check.last_run import LastRun
@@ -206,7 +206,7 @@ class Reference:
         """
         at_once = self.batching.allowed and (self.case.params, self.case.sizes, first_order) in self.batching.checked
         known = self.batching.unchanged.get(self._ordinary_key) if at_once else None
-        return Float64(track=track) if known is None else AsWritten.like(known, track=track)
+        return Float64(track=track) if known is None else as_noted(known, track=track)
 
     @calls_theirs
     def call(self, inputs: dict[str, Any]) -> Outputs:

@@ -107,12 +107,10 @@ def _settle(fresh: torch.Tensor) -> None:
     What malloc leaves there is another thing each time, mostly what the same op had there before, which hides that it
     was not written; and kernels that load such memory and mask it were never launched on the same bytes twice.
     """
-    if type(fresh) is not torch.Tensor or fresh.device.type != "cpu" or is_functorch_wrapped(fresh):
-        return
-    storage = fresh.untyped_storage()
-    if (size := storage.nbytes()) and fresh.layout == torch.strided:
-        number = bytes([0x3F] if fresh.is_floating_point() or fresh.is_complex() else [1, *[0] * (fresh.itemsize - 1)])
-        ctypes.memmove(storage.data_ptr(), number * (size // len(number)), size // len(number) * len(number))
+    if type(fresh) is torch.Tensor and fresh.device.type == "cpu" and not is_functorch_wrapped(fresh):
+        size, storage = fresh.itemsize, fresh.untyped_storage()
+        number = b"\1" + bytes(size - 1) if not (fresh.is_floating_point() or fresh.is_complex()) else b"\x3f" * size
+        ctypes.memmove(storage.data_ptr(), number * (storage.nbytes() // size), storage.nbytes())
 
 
 def _asker(frame: FrameType) -> str:
