@@ -107,7 +107,8 @@ def _settle(fresh: torch.Tensor) -> None:
     What malloc leaves there is another thing each time, mostly what the same op had there before, which hides that it
     was not written; and kernels that load such memory and mask it were never launched on the same bytes twice.
     """
-    if type(fresh) is torch.Tensor and fresh.device.type == "cpu" and not is_functorch_wrapped(fresh):
+    strided = type(fresh) is torch.Tensor and fresh.layout == torch.strided
+    if strided and fresh.device.type == "cpu" and not is_functorch_wrapped(fresh):
         size, storage = fresh.itemsize, fresh.untyped_storage()
         number = b"\1" + bytes(size - 1) if not (fresh.is_floating_point() or fresh.is_complex()) else b"\x3f" * size
         ctypes.memmove(storage.data_ptr(), number * (storage.nbytes() // size), storage.nbytes())
