@@ -86,7 +86,8 @@ def cause(operators: str, reason: str, *ways: str, **options: Any) -> Callable[[
         places = set()
         for source in options.get("within", (program,)):
             lines, first = inspect.getsourcelines(source)
-            places |= {f"nan_programs.py:{first + at}" for at, t in enumerate(lines) if t.rstrip().endswith("#!")}
+            file = Path(inspect.getsourcefile(source) or "").name
+            places |= {f"{file}:{first + at}" for at, t in enumerate(lines) if t.rstrip().endswith("#!")}
         assert bool(places) != bool(options.get("text")), program.__name__
         CAUSES[program.__name__] = Expected(
             program, operators, reason, ways or ("single",), **options, places=frozenset(places)
@@ -929,8 +930,13 @@ def main(arguments: list[str]) -> None:
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, lightning {lightning.__version__}, {engine}"
     )
+    measure(arguments or [*CAUSES, *HEALTHY], engine, bool(arguments))
+
+
+def measure(names: list[str], engine: str, at_length: bool) -> None:
+    """Prints of each program what was told wrongly, or all of it, and how many were right."""
     told: dict[str, list[bool]] = {}
-    for name in arguments or [*CAUSES, *HEALTHY]:
+    for name in names:
         ways = CAUSES[name].ways if name in CAUSES else HEALTHY[name][1]
         for way in ways:
             if name in HEALTHY:
@@ -941,7 +947,7 @@ def main(arguments: list[str]) -> None:
             wrong, said = verdict_of(name, way, engine)
             told.setdefault(way, []).append(not wrong)
             print(f"{'ok' if not wrong else 'WRONG ' + ', '.join(wrong)}  {name} {way}", flush=True)
-            if wrong or arguments:
+            if wrong or at_length:
                 print(json.dumps(said, indent=1, default=str), flush=True)
     print(", ".join(f"{way}: {sum(rights)} of {len(rights)}" for way, rights in told.items()))
 
