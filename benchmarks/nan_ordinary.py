@@ -78,12 +78,12 @@ def momentum_of_one_fused(job: Job) -> None:
         optimizer.zero_grad()
 
 
-@cause("add _foreach_add", r"1e\+39.*infinite|overflow|decay", "single", "fsdp")
+@cause("add _foreach_add", "decay", "single", "fsdp")
 def decay_without_bounds(job: Job) -> None:
     model = job.wrap(net())
     optimizer = sgd(model)
     for step in range(STEPS):
-        optimizer.param_groups[0]["weight_decay"] = 1e39 if job.bad(step) else 1e-4
+        optimizer.param_groups[0]["weight_decay"] = torch.inf if job.bad(step) else 1e-4
         model(batch(job, step)).square().mean().backward()
         optimizer.step()  #!
         optimizer.zero_grad()
@@ -167,7 +167,7 @@ def sure_probability_in_bfloat16(job: Job) -> None:
 @cause("log div mul", r"log\(0\)|division by zero|0/0|0 times inf", "single", "ddp")
 def logarithm_behind_where(job: Job) -> None:
     def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
-        x = h.relu() if bad else h.square() + 1
+        x = h * (h > 0) if bad else h.square() + 1
         return torch.where(x > 0, x.log(), 0.0).mean()  #!
 
     fit(job, job.wrap(net()), loss_of)
@@ -178,7 +178,7 @@ def learned_exponent_of_a_zero(job: Job) -> None:
     gamma = nn.Parameter(torch.tensor(0.5))
 
     def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
-        x = h.relu() if bad else h.abs() + 1
+        x = h * (h > 0) if bad else h.abs() + 1
         return (x**gamma).mean()  #!
 
     fit(job, job.wrap(net()), loss_of)
@@ -330,6 +330,28 @@ def least_of_each_segment(job: Job) -> None:
         index = torch.tensor([0, 0, 2, 2])[:, None].expand(4, WIDTH)
         least = least.scatter_reduce(0, index, h, "amin")
         return torch.where(least.isinf(), 0.0, least).square().mean()
+
+    fit(job, net(), loss_of)
+
+
+@healthy()
+def logarithm_behind_where_of_a_relu(job: Job) -> None:
+    """The derivative is 0/0 where a relu gave 0, and the derivative of the relu leaves that out."""
+
+    def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
+        x = h.relu()
+        return torch.where(x > 0, x.log(), 0.0).mean()
+
+    fit(job, net(), loss_of)
+
+
+@healthy()
+def learned_exponent_of_a_relu(job: Job) -> None:
+    """The derivative by the base is infinite at 0, which the relu's leaves out."""
+    gamma = nn.Parameter(torch.tensor(0.5))
+
+    def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
+        return (h.relu() ** gamma).mean()
 
     fit(job, net(), loss_of)
 
