@@ -151,6 +151,8 @@ def attributes_text(attributes: Attributes) -> str:
 def _value_text(value: Any) -> str:
     if isinstance(value, torch.Generator):
         return "generator"
+    if isinstance(value, torch.UntypedStorage):  # its text is all of its bytes, each read by recorded operators
+        return f"storage of {value.nbytes()} bytes"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value_text, value))}]"
     text = str(value)
