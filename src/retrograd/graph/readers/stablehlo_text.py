@@ -130,7 +130,8 @@ class _Parser:
         arguments = [_whole(_ARGUMENT, part) for part in _split(match.string[match.end() : end])]
         outputs = _whole(_AFTER, match.string[end:])[1] or "()"
         results = [_whole(_OUTPUT, part) for part in _split(_inner(outputs))]
-        notes = [_entries(argument[3] or "") for argument in arguments], [_entries(r[2] or "") for r in results]
+        # Most have no notes, and of nothing `_entries` takes 2 us.
+        notes = [_entries(a[3]) if a[3] else {} for a in arguments], [_entries(r[2]) if r[2] else {} for r in results]
         attributes: dict[str, Any] = {"sym_name": f'"{match[2]}"', "sym_visibility": f'"{match[1] or "public"}"'}
         for key, own in zip(("arg_attrs", "res_attrs"), notes, strict=True):
             attributes |= {key: own} if any(own) else {}
