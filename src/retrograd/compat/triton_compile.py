@@ -117,7 +117,7 @@ def hash_ahead() -> threading.Thread:
     """Have Triton hash itself, as it does once a process before its first launch, while others import: 0.4 s (H200)."""
 
     def run() -> None:
-        with suppress(ImportError):  # not installed, or a release that hashes elsewhere: the first launch waits for it
+        with suppress(Exception):  # not installed, or a release that hashes otherwise: the first launch waits for it
             from triton.runtime.cache import triton_key
 
             triton_key()
