@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -128,24 +130,108 @@ def _laid_out(model: Model, layout: str, fault: str) -> nn.Module:
     return model
 
 
+class Stage(nn.Module):
+    """Blocks of a model that keep their names; with the words before the first and the head behind the last."""
+
+    def __init__(self, model: Model, first: int, last: int, *, ends: bool) -> None:
+        super().__init__()
+        self.words = model.words if first == 0 else None
+        self.blocks = nn.ModuleDict({str(n): model.blocks[n] for n in range(first, last)})
+        self.head = model.head if ends else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.words(x) if self.words is not None else x
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(x) if self.head is not None else x
+
+
+def _loss(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1).float(), words.flatten())
+
+
+def _words() -> torch.Tensor:
+    return torch.randint(0, WORDS, (8, 16), generator=torch.Generator().manual_seed(1))
+
+
+def _optimizer(model: nn.Module, optimizer: str) -> torch.optim.Optimizer:
+    kind = torch.optim.AdamW if "adamw" in optimizer else torch.optim.SGD
+    how = {name: True for name in ("foreach", "fused") if name in optimizer}
+    return kind(model.parameters(), 0.01, **how, **{"momentum": 0.9} if "momentum" in optimizer else {})
+
+
+def _of_pipeline(model: Model, layout: str, fault: str, optimizer: str, level: str) -> Trace:
+    """The trace of this rank of a pipeline over two, with the schedule and the microbatches that `layout` names."""
+    _, schedule, microbatches = layout.split()
+    rank, kind = dist.get_rank(), getattr(pipelining, f"Schedule{schedule}")
+    several = issubclass(kind, pipelining.schedules.PipelineScheduleMulti)
+    numbers = ([0, 3] if rank == 0 else [1, 2]) if "ZBV" in schedule else [rank, rank + 2] if several else [rank]
+    edges = (0, 1, 2, 3, 3) if several else (0, 2, 3)
+    parts = nn.ModuleList(Stage(model, *edges[n : n + 2], ends=n == len(edges) - 2) for n in numbers)
+    if fault == "weight" and rank == 1:
+        with torch.no_grad():
+            parts[0].blocks["2"].up.weight.mul_(1.01)
+    stages = [
+        pipelining.PipelineStage(m, n, len(edges) - 1, torch.device("cpu")) for n, m in zip(numbers, parts, strict=True)
+    ]
+    run = kind(
+        stages if several else stages[0], int(microbatches), loss_fn=_loss, scale_grads=fault != "gradients not scaled"
+    )
+    chosen = _optimizer(parts, optimizer)
+    words = _words()
+    if fault == "a microbatch twice":
+        words[2:4] = words[:2]
+    if fault == "a gradient lost":
+        seen = []
+        next(iter(parts[0].blocks.values())).up.weight.register_hook(
+            lambda g: seen.append(g) or (g * 0 if len(seen) % 4 == 2 else g)
+        )
+    first, last = 0 in numbers, len(edges) - 2 in numbers
+    if fault == "logarithm" and rank == 1:
+        parts[0].register_forward_hook(lambda _, __, y: y + (y - 1e3).log())
+    with trace.record(parts if several else parts[0], level=level, engine="python") as recorder:
+        for _ in range(2):
+            chosen.zero_grad()
+            run.step(*[words] * first, **dict(target=(words + 1) % WORDS, losses=[]) if last else {})
+            if "clipped" in optimizer:
+                norm = nn.utils.get_total_norm([p.grad for p in parts.parameters()]) ** 2
+                dist.all_reduce(norm)
+                nn.utils.clip_grads_with_norm_(parts.parameters(), 0.1, norm.sqrt())
+            chosen.step()
+    return recorder.trace
+
+
 def record(layout: str, fault: str = "", optimizer: str = "sgd", dtype: str = "float32", level: str = "full") -> Trace:
-    """The trace of this rank, or of a single device where `layout` is "single"."""
+    """The trace of this rank, or of a single device where `layout` begins with "single".
+
+    Args:
+        layout: also "pipeline 1F1B 4", or "ddp accumulated 2" for as many microbatches.
+        fault: "" of a healthy run.
+        optimizer: "sgd" or "adamw", with "momentum", "foreach", "fused", "clipped" behind it.
+    """
     warnings.filterwarnings("ignore", message=".*returned a view tensor")  # of FSDP2, for a model that ends in a view
     torch.manual_seed(0)
-    model = _laid_out(Model().to(getattr(torch, dtype)), layout, fault)
-    words = torch.randint(0, WORDS, (8, 16), generator=torch.Generator().manual_seed(1))
+    model = Model().to(getattr(torch, dtype))
+    if layout.startswith("pipeline"):
+        return _of_pipeline(model, layout, fault, optimizer, level)
+    layout, _, microbatches = layout.partition(" accumulated ")
+    model = _laid_out(model, layout, fault)
+    words = _words()
     if layout in ("fsdp", "ddp"):
         words = words.chunk(dist.get_world_size())[0 if fault == "batch of another rank" else dist.get_rank()]
-    adam = optimizer == "adamw"
-    chosen = (torch.optim.AdamW if adam else torch.optim.SGD)(model.parameters(), 0.01)
+    chosen, count = _optimizer(model, optimizer), int(microbatches or 1)
     with trace.record(model, level=level, engine="python") as recorder:
         for _ in range(2):
             chosen.zero_grad()
-            logits = model(words).flatten(0, 1)
-            functional.cross_entropy(logits.float(), (words + 1).flatten() % WORDS).backward()
+            for number, part in enumerate(words.chunk(count) if count > 1 else [words]):
+                if layout == "fsdp":
+                    model.set_requires_gradient_sync(number == count - 1)
+                with model.no_sync() if layout == "ddp" and number < count - 1 else contextlib.nullcontext():
+                    loss = _loss(model(part), (part + 1) % WORDS)
+                    (loss if count == 1 or fault == "gradients not scaled" else loss / count).backward()
             if fault == "gradient of a rank" and dist.get_rank() == 1:
                 model.get_submodule(f"{'module.' * (layout == 'ddp')}blocks.1.norm").weight.grad.mul_(1.5)
-            if adam and layout in ("single", "fsdp", "ddp") and not fault:
+            if "clipped" in optimizer:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             chosen.step()
     return recorder.trace

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import sharded_jobs
+import torch
 import torch.distributed as dist
 
 from retrograd import trace
@@ -19,11 +20,67 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built 
     "options", [("sgd", "float32", "full"), ("adamw", "float32", "fast"), ("sgd", "bfloat16", "full")], ids=" ".join
 )
 def test_layouts_that_compute_the_same(ranks, layout, options):
+    if options[0] == "adamw" and layout in ("fsdp", "ddp"):
+        options = ("adamw clipped", *options[1:])
     found = trace.diff(
         sharded_jobs.record("single", "", *options), ranks.run(sharded_jobs.record, layout, "", *options)
     )
     assert found, found.text()
     assert int(found.notes[0].split()[0]) >= 130  # of 146 to 152 at level full, so that "same" says something
+
+
+SCHEDULES = ("GPipe 1", "GPipe 4", "1F1B 4", "Interleaved1F1B 4", "LoopedBFS 2", "InterleavedZeroBubble 4", "ZBVZeroBubble 4")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "optimizer"),
+    [
+        *((f"pipeline {schedule}", "sgd") for schedule in SCHEDULES),
+        *(("pipeline Interleaved1F1B 4", how) for how in ("adamw", "adamw clipped", "foreach sgd momentum")),
+        *(("pipeline Interleaved1F1B 4", how) for how in ("foreach adamw clipped", "fused adamw clipped")),
+        *((f"{layout} accumulated 2", "sgd") for layout in ("ddp", "fsdp", "tensor")),
+        ("ddp accumulated 4", "adamw clipped"),
+    ],
+)
+def test_microbatches_that_compute_the_same(ranks, layout, optimizer):
+    if torch.__version__.startswith("2.11.") and "ZBV" in layout:
+        pytest.skip("schedules in the shape of a V wait for ever on gloo in torch 2.11, without a recorder as well")
+    found = trace.diff(
+        sharded_jobs.record("single", "", optimizer), ranks.run(sharded_jobs.record, layout, "", optimizer)
+    )
+    assert found, found.text()
+    assert int(found.notes[0].split()[0]) >= 125  # of 152 or more; a zero bubble runs a norm's backward twice
+
+
+def test_microbatches_on_one_device():
+    reference = sharded_jobs.record("single")
+    assert trace.diff(reference, [sharded_jobs.record("single accumulated 4")])
+    found = trace.diff(reference, [sharded_jobs.record("single accumulated 4", "gradients not scaled")])
+    assert "the optimizer reads another gradient" in found.causes[0].what, found.text()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "foreach sgd momentum", "foreach adamw", "fused adamw"])
+@pytest.mark.parametrize(
+    ("fault", "modules"),
+    [
+        ("gradients not scaled", ["words", "head"]),
+        ("a gradient lost", ["blocks.0.up", "blocks.1.up"]),
+    ],
+)
+def test_gradients_of_microbatches_that_go_wrong(ranks, fault, modules, optimizer):
+    wrong = ranks.run(sharded_jobs.record, "pipeline Interleaved1F1B 4", fault, optimizer)
+    found = trace.diff(sharded_jobs.record("single", "", optimizer), wrong)
+    (cause,) = found.causes
+    assert "the optimizer reads another gradient" in cause.what
+    assert cause.b.module == modules[0]
+    assert all(f"module {name}," in found.text() for name in modules[1:]), found.text()
+
+
+def test_clipping_that_only_the_reference_does(ranks):
+    reference = sharded_jobs.record("single", "", "adamw clipped")
+    for layout in ("ddp", "tensor", "pipeline 1F1B 4"):
+        found = trace.diff(reference, ranks.run(sharded_jobs.record, layout, "", "adamw"))
+        assert "the optimizer reads another gradient" in found.causes[0].what, found.text()
 
 
 @pytest.mark.parametrize(
@@ -38,6 +95,8 @@ def test_layouts_that_compute_the_same(ranks, layout, options):
         ("ddp", "sum for mean", "the optimizer reads another gradient", "words", "rank 0"),
         ("fsdp", "sum for mean", "the optimizer reads another gradient", "words", "rank 0: [32, 32]"),
         ("fsdp", "batch of another rank", "aten.embedding.default", "words", "rank 1: [4, 16, 32]"),
+        ("pipeline 1F1B 4", "weight", "aten.addmm.default", "blocks.2.up", "rank 1, microbatch 3: [32, 128]"),
+        ("pipeline GPipe 4", "a microbatch twice", "aten.embedding.default", "words", "rank 0, microbatch 1: [2, 16"),
     ],
 )
 def test_the_first_operator_beyond_rounding_and_what_each_rank_gave(ranks, layout, fault, what, module, rank):

@@ -17,6 +17,7 @@ from retrograd.core.schema import Record
 from retrograd.trace import nan_reasons
 from retrograd.trace.nan_history import NOTHING, History, named
 from retrograd.trace.schema import Op, Stats, Trace
+from retrograd.trace.trial_runs import without_trials
 
 SCHEMA = "retrograd.provenance/1"
 _MAX_PATH = 12  # operators of the path that are kept
@@ -99,6 +100,7 @@ def provenance(trace: Trace, *, step: int | None = None, begin: int = 0, births:
         begin: from this step on.
         births: list every operator that made one, too.
     """
+    trace = without_trials(trace)
     history = History(trace.ops, step, begin)
     facts: dict[str, Any] = {
         "bad": sum(any(s.bad for s in op.outputs) for op in trace.ops),

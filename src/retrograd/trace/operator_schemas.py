@@ -18,7 +18,8 @@ _VIEWS |= dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "detach", "al
                          "lift_fresh", "view_as"), "ordered")  # fmt: skip
 # In-place operators that read nothing of what they fill.
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_",
-               "cauchy_", "geometric_", "_foreach_copy_", "_foreach_zero_", "set_", "resize_")  # fmt: skip
+               "cauchy_", "geometric_", "_foreach_copy_", "_foreach_zero_", "set_", "resize_", "recv_",
+               "recv_any_source_")  # fmt: skip
 # Those with a pole at 0, by how many tensors they are given: a division by a number has none.
 _QUOTIENTS = {"div": 2, "_foreach_div": 2, "reciprocal": 1, "rsqrt": 1, "_foreach_reciprocal": 1, "_foreach_rsqrt": 1}
 # Nothing is computed: dispatched by profilers and by Python itself.

@@ -10,16 +10,27 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from retrograd.core.alignment import align
 from retrograd.core.wording import count, some
 from retrograd.errors import UndecidedError, UsageError
-from retrograd.trace.diffing.error_bounds import PRODUCTS, UNIT
+from retrograd.trace.diffing.counterparts import (
+    by_tensor,
+    computes,
+    counterparts,
+    fits,
+    is_move,
+    is_shard,
+    lengths_of_lists,
+    parameters_of,
+)
+from retrograd.trace.diffing.error_bounds import UNIT
 from retrograd.trace.diffing.identity import base_name, names, unwrapped_module
 from retrograd.trace.diffing.schema import DivergenceCause
-from retrograd.trace.diffing.verdicts import is_packaging
-from retrograd.trace.schema import BACKWARD, OTHER, Op, Stats, Trace
+from retrograd.trace.schema import BACKWARD, OPTIMIZER, OTHER, Op, Stats, Trace
+from retrograd.trace.trial_runs import trial_runs
 
+Part = tuple[int, int]  # a rank and one of the microbatches that it takes a step
 _UNKNOWN = -1  # the digest of what is not known: no tensor's, so that nothing takes it for exact
 # Of parts of a sum they give parts of the sum that they give of the whole.
 _LINEAR = names(
@@ -27,7 +38,6 @@ _LINEAR = names(
     "select split chunk squeeze unsqueeze detach clone copy alias _to_copy cat stack sum mean index_select as_strided "
     "_foreach_add _foreach_mul _foreach_div"
 )
-_TRANSPOSED = names("t transpose permute squeeze unsqueeze flatten unflatten")
 GRADIENT = "gradient read by the optimizer"
 # How near to a whole number the ratio of gradients must be to be the number of ranks that their mean is over. Rounding
 # in bfloat16 moves it by 2^-8 at most.
@@ -68,7 +78,8 @@ class Assembled:
             more = f"{count(self.own.total(), 'operator')} more: {_counted(self.own)}"
             yield f"rank {self.trace.rank} ran {more}"
         for scale in sorted(set(self.scales.values()) - {1}):
-            yield f"gradients before their reduction are {scale} times the reference's: ranks take a mean"
+            taking = "ranks, or microbatches, take a mean of their own"
+            yield f"gradients before their reduction are {scale} times the reference's: {taking}"
 
     def told(self, cause: DivergenceCause) -> DivergenceCause:
         """A cause with what each rank gave; one about a gradient in words of its own."""
@@ -79,7 +90,7 @@ class Assembled:
         if cause.a.name != GRADIENT:
             return replace(cause, why=why)
         return replace(
-            cause, what="the optimizer reads another gradient than the backward of the reference gave", why=why,
+            cause, what="the optimizer reads another gradient than that of the reference", why=why,
             advice="look at what reduces, scales, clips or accumulates gradients after the backward of the ranks",
         )  # fmt: skip
 
@@ -89,7 +100,8 @@ def assemble(reference: Trace, ranks: Sequence[Trace]) -> Assembled:
 
     Args:
         reference: a run of the same program on one device, or in another layout on one rank.
-        ranks: under tensor, sequence, context or data parallelism, sharded or not; of pipelines without microbatches.
+        ranks: under tensor, sequence, context or data parallelism, sharded or not; stages of a pipeline;
+            each may take the batch in several microbatches, or accumulate gradients.
 
     Raises:
         UsageError: two traces are of one rank, or no operator of the reference has a counterpart.
@@ -97,63 +109,29 @@ def assemble(reference: Trace, ranks: Sequence[Trace]) -> Assembled:
     numbers = [trace.rank for trace in ranks]
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"`b` has traces of ranks {numbers}; expected one of each")
-    rows: dict[int, dict[int, Op]] = defaultdict(dict)  # index of the reference's operator -> by rank
+    if len({lengths_of_lists(trace.ops) for trace in (reference, *ranks)}) > 1:
+        reference, *ranks = (replace(trace, ops=by_tensor(trace.ops)) for trace in (reference, *ranks))
+    rows: dict[int, dict[Part, Op]] = defaultdict(dict)  # index of the reference's operator -> by rank and microbatch
     own: Counter[str] = Counter()
     for trace in ranks:
-        paired = _counterparts(reference.ops, trace.ops, len(ranks))
-        for index, op in paired.items():
-            rows[index][trace.rank] = op
+        trials = trial_runs(trace.ops)
+        meant = [op for op in trace.ops if op.index not in trials]
+        paired = counterparts(reference.ops, meant, len(ranks))
+        for index, by_number in paired.items():
+            rows[index] |= {(trace.rank, number): op for number, op in by_number.items()}
         if trace is ranks[0]:
-            partners = {op.index for op in paired.values()}
-            own.update(op.name for op in trace.ops if _computes(op) and op.index not in partners)
+            partners = {op.index for by_number in paired.values() for op in by_number.values()}
+            own.update(op.name for op in meant if computes(op) and op.index not in partners)
     if not rows:
         raise UsageError("no operator of `a` has a counterpart in `b`: are they traces of one program?")
     sides = [replace(trace, ops=[]) for trace in (reference, ranks[0])]
     result = Assembled(*sides, paired=len(rows), own=own)
-    assembler = _Assembler(result, ranks)
+    assembler = _Assembler(result, reference, ranks, max(len(parts) for parts in rows.values()))
     for op in reference.ops:
         assembler.add(op, rows.get(op.index, {}))
     if result.paired - result.unknown < result.unknown + result.lacking.total():
         raise UndecidedError(f"too little corresponds to be compared: {'; '.join(result.notes())}")
     return result
-
-
-def _counterparts(reference: Sequence[Op], ops: Sequence[Op], most: int) -> dict[int, Op]:
-    """The operators of a rank that compute what one of the reference does, by the index of that one."""
-    pairs: dict[int, Op] = {}
-    steps = sorted({op.step for op in reference} & {op.step for op in ops})
-    for step in steps:
-        sides = [[op for op in side if op.step == step and _computes(op)] for side in (reference, ops)]
-        # Without sizes, which shards have of their own; all that is common is wanted, in order.
-        keys = [[(_kind(op.name), _kind(op.node), op.phase, unwrapped_module(op.module)) for op in s] for s in sides]
-        both = ((sides[0][i], sides[1][j]) for i, j in align(*keys, patience=False))
-        pairs |= {op.index: partner for op, partner in both if _fits(partner.outputs, op.outputs, most)}
-    return pairs
-
-
-def _fits(parts: Sequence[Stats], wholes: Sequence[Stats], most: int) -> bool:
-    """Whether tensors may be shards over so many ranks: of a node's products either may come first."""
-    return all(
-        part.shape == whole.shape
-        or (_is_shard(part.shape, whole.shape) and math.prod(part.shape) * most >= math.prod(whole.shape))
-        for part, whole in zip(parts, wholes, strict=False)
-    )
-
-
-def _kind(name: str) -> str:
-    """What an operator or a node is called here: products have one name, with a term that is added or without."""
-    base = base_name(name).removesuffix("0").removesuffix("Backward").lower()
-    return "product" if base in PRODUCTS else base
-
-
-def _is_move(op: Op) -> bool:
-    """Whether the elements of the result are those of the first input."""
-    return is_packaging(op) or (base_name(op.name) in _TRANSPOSED and len(op.outputs) == 1 == len(op.inputs))
-
-
-def _computes(op: Op) -> bool:
-    """Whether an operator gives numbers that were measured and are not simply its input's."""
-    return not _is_move(op) and any(t.rms is not None or t.nan is not None for t in op.outputs)
 
 
 def _parameters(trace: Trace) -> dict[tuple[int, str], list[Stats]]:
@@ -169,16 +147,18 @@ def _parameters(trace: Trace) -> dict[tuple[int, str], list[Stats]]:
 class _Assembler:
     """Puts operators together, in their order: what is known of a value is what its operator gave."""
 
-    def __init__(self, result: Assembled, ranks: Sequence[Trace]) -> None:
-        self._result, self._most, self._numbers = result, len(ranks), -1
+    def __init__(self, result: Assembled, reference: Trace, ranks: Sequence[Trace], most: int) -> None:
+        self._result, self._most, self._numbers = result, most, -1
         self._named = {trace.rank: _parameters(trace) for trace in ranks}
         # By number of a value in the reference: what the ranks have together, and whether theirs is a larger gradient.
         self._known: dict[int, Stats] = {}
         self._scaled: set[int] = set()
         self._partial: set[int] = set()  # values of which each rank has a part of the sum, until they are reduced
         self._gradients: set[int] = set()
+        self._read: dict[int, Stats] = {}  # by number of a gradient, what an optimizer reads of it
+        self._parameters = parameters_of(reference.ops)
 
-    def add(self, op: Op, by_rank: dict[int, Op]) -> None:
+    def add(self, op: Op, by_rank: dict[Part, Op]) -> None:
         """Add an operator of the reference, and what the ranks have of it together."""
         # Of products without the term that the reference adds, the factors are the last.
         by_rank = {rank: _with_inputs(partner, len(op.inputs)) for rank, partner in by_rank.items()}
@@ -192,25 +172,29 @@ class _Assembler:
             self._result.ranks[op.index, op.name] = _by_rank(
                 {rank: partner.outputs for rank, partner in by_rank.items()}
             )
-            outputs = self._outputs(op, list(by_rank.values()))
+            outputs = self._outputs(op, by_rank)
             self._result.unknown += all(t.digest == _UNKNOWN for t in outputs)
         else:
-            self._result.lacking.update([op.name] * _computes(op))
+            self._result.lacking.update([op.name] * computes(op))
             # A view has the numbers of what it views, under each layout.
-            outputs = tuple(_viewed(inputs[0], t) if _is_move(op) else _unknown(t) for t in op.outputs)
-            for values in (self._scaled, self._partial) if _is_move(op) else ():
+            outputs = tuple(_viewed(inputs[0], t) if is_move(op) else _unknown(t) for t in op.outputs)
+            for values in (self._scaled, self._partial) if is_move(op) else ():
                 if op.inputs[0].tensor in values:
                     values.update(t.tensor for t in op.outputs)
+            if op.phase == BACKWARD and any(t.tensor in self._scaled for t in op.inputs):
+                self._scaled.update(t.tensor for t in op.outputs)
         self._put(op, replace(op, inputs=inputs, outputs=outputs))
 
     def _put(self, op: Op, together: Op) -> None:
         self._known |= {t.tensor: t for t in together.outputs}
-        if op.phase == BACKWARD:
-            self._gradients.update(t.tensor for t in op.outputs)
+        changed = {
+            t.shape for t in op.inputs if t.tensor in self._gradients and op.owner != OPTIMIZER
+        }  # as clipping does
+        self._gradients.update(t.tensor for t in op.outputs if op.phase == BACKWARD or t.shape in changed)
         self._result.reference.ops.append(op)
         self._result.trace.ops.append(together)
 
-    def _with_reductions(self, op: Op, by_rank: dict[int, Op]) -> Op:
+    def _with_reductions(self, op: Op, by_rank: dict[Part, Op]) -> Op:
         """The operator of an optimizer, and before it one more for each gradient that ranks changed after the backward.
 
         What reduced or scaled it stands nowhere in the reference.
@@ -219,21 +203,21 @@ class _Assembler:
         for k, t in enumerate(op.inputs):
             if t.tensor not in self._gradients or t.name:
                 continue
+            if t.tensor in self._read:
+                inputs[k] = self._read[t.tensor]
+                continue
             parts = {rank: partner.inputs[k : k + 1] for rank, partner in by_rank.items()}
             whole = _together(t, list(parts.values()), replicas=True)
             if _UNKNOWN != whole.digest != self._known[t.tensor].digest:
                 self._numbers -= 1  # below all that recorders give
-                name, module = GRADIENT, next((s.name.rpartition(".")[0] for s in op.inputs if s.name), "")
-                reduced = replace(t, tensor=self._numbers)
+                module = self._parameters.get(op.index, "").rpartition(".")[0]
+                reduced = inputs[k] = self._read[t.tensor] = replace(t, tensor=self._numbers)
                 read = replace(
-                    op, name=name, module=module, phase=BACKWARD, arguments="", inputs=(t,), outputs=(reduced,)
+                    op, name=GRADIENT, module=module, phase=BACKWARD, arguments="", inputs=(t,), outputs=(reduced,)
                 )
-                self._result.ranks[op.index, name] = _by_rank(parts)
-                self._put(
-                    read,
-                    replace(read, inputs=(self._known[t.tensor],), outputs=(replace(whole, tensor=self._numbers),)),
-                )
-                inputs[k] = reduced
+                self._result.ranks[op.index, GRADIENT] = _by_rank(parts)
+                there = (self._known[t.tensor],), (replace(whole, tensor=self._numbers),)
+                self._put(read, replace(read, inputs=there[0], outputs=there[1]))
         return replace(op, inputs=tuple(inputs))
 
     def _input(self, t: Stats, shards: Sequence[tuple[Stats, ...]], op: Op) -> Stats:
@@ -242,7 +226,8 @@ class _Assembler:
         if not shards and t.name:  # of an operator that is not paired, as a transposition
             place = op.step, unwrapped_module(t.name)
             fitting = {
-                rank: [s for s in named[place] if _fits([s], [t], self._most)] for rank, named in self._named.items()
+                (rank, 0): [s for s in named[place] if fits([s], [t], self._most)]
+                for rank, named in self._named.items()
             }
             by_rank = {rank: tuple(tensors[:1]) for rank, tensors in fitting.items()}
             self._result.ranks[op.index, op.name] = _by_rank(by_rank)
@@ -251,26 +236,30 @@ class _Assembler:
         same = all(part and unwrapped_module(part[0].name) == unwrapped_module(t.name) for part in shards)
         return _together(t, shards, replicas=bool(t.name)) if shards and same else _unknown(t)
 
-    def _outputs(self, op: Op, shards: Sequence[Op]) -> tuple[Stats, ...]:
-        # Who adds over a dimension of which each rank has a part, gives a part of the sum, be it equal by chance.
-        adds = any(
-            _is_shard(part.shape, t.shape)
-            for partner in shards
-            for part, t in zip(partner.inputs, op.inputs, strict=False)
-        )
+    def _outputs(self, op: Op, by_part: dict[Part, Op]) -> tuple[Stats, ...]:
+        shards, several = list(by_part.values()), 1 + max(number for _, number in by_part)
+        pairs = [pair for partner in shards for pair in zip(partner.inputs, op.inputs, strict=False)]
         values = {t.tensor for t in op.inputs}
-        partial = adds or bool(values & self._partial and base_name(op.name) in _LINEAR)
-        # Of anything else ranks that give different whole tensors have parted, unless what went in is not known.
-        replicas = not partial and all(t in self._partial or self._is_known(t) for t in values)
+        linear = bool(values & self._partial and base_name(op.name) in _LINEAR)
+        # Until a loss meets its batch, each microbatch has a share of its gradient, or one of a mean of its own.
+        share = op.phase == BACKWARD and several > 1 and op.step not in self._result.scales
         outputs: list[Stats] = []
         for k, t in enumerate(op.outputs):
             parts = [partner.outputs[k : k + 1] for partner in shards]
-            whole = _together(t, parts, replicas=replicas)
             full = all(part and part[0].shape == t.shape for part in parts)
-            if full and (adds or (partial and whole.digest == _UNKNOWN)):
+            all_of_batch = all(part and _fills(part[0], t, several) for part in parts)
+            # Who adds over a dimension of which each rank or microbatch has a part, gives a part of the sum, be it
+            # equal by chance. Of its microbatch a rank has less than all only where ranks share it.
+            adds = any(is_shard(part.shape, s.shape) and (full or not _fills(part, s, several)) for part, s in pairs)
+            # Of anything else ranks that give different whole tensors have parted, unless what went in is not known.
+            replicas = not (adds or linear) and all(t in self._partial or self._is_known(t) for t in values)
+            whole = _together(t, parts, replicas=replicas)
+            if all_of_batch and not full and linear and _parted(by_part, k):
+                whole = _unknown(t)
+            if all_of_batch and (adds or share or (linear and whole.digest == _UNKNOWN)):
                 self._partial.add(t.tensor)
             other = any(base_name(partner.name) != base_name(op.name) for partner in shards)
-            outputs.append(_unknown(t) if other or (full and adds) else whole)
+            outputs.append(_unknown(t) if other or (all_of_batch and (adds or (share and full))) else whole)
         if op.phase != BACKWARD:
             return tuple(outputs)
         begins = op.step not in self._result.scales and self._begins(op, outputs)
@@ -292,6 +281,19 @@ class _Assembler:
                 self._result.scales[op.step] = near if fits else 1
                 return fits and near > 1
         return False
+
+
+def _fills(part: Stats, t: Stats, several: int) -> bool:
+    """Whether a tensor is all that so many microbatches leave of another."""
+    return part.shape == t.shape or math.prod(part.shape) * several >= math.prod(t.shape)
+
+
+def _parted(by_part: dict[Part, Op], k: int) -> bool:
+    """Whether ranks gave different tensors for one microbatch."""
+    tensors: dict[int, set[Any]] = defaultdict(set)
+    for (_, number), op in by_part.items():
+        tensors[number].update((t.digest, t.rms) for t in op.outputs[k : k + 1])
+    return any(len(several) > 1 for several in tensors.values())
 
 
 def _with_inputs(op: Op, count: int) -> Op:
@@ -329,9 +331,11 @@ def _together(t: Stats, shards: Sequence[tuple[Stats, ...]], replicas: bool = Fa
             return _unknown(t)  # each has a part of a sum, or of a batch of one
         farthest = max(parts, key=lambda part: _distance(t, part))
         return replace(farthest, tensor=t.tensor, storage=t.storage, name=t.name, device=t.device)
-    if any(not _is_shard(part.shape, t.shape) for part in parts):
+    if any(not is_shard(part.shape, t.shape) for part in parts):
         return _unknown(t)
     numel = [math.prod(part.shape) for part in parts]
+    if sum(numel) < math.prod(t.shape):
+        return _unknown(t)
     rms = math.sqrt(sum(n * (part.rms or 0.0) ** 2 for n, part in zip(numel, parts, strict=True)) / max(sum(numel), 1))
     low, high = ([getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("low", "high"))
     # Each shard may lie on several ranks, in a mesh of two dimensions: as often as all together have too many elements.
@@ -346,11 +350,6 @@ def _together(t: Stats, shards: Sequence[tuple[Stats, ...]], replicas: bool = Fa
     if t.dtype not in UNIT and exact:
         return t
     return whole
-
-
-def _is_shard(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether a tensor may be a shard of another: as many dimensions, none longer and at least one shorter."""
-    return len(part) == len(whole) and part != whole and all(m <= n for m, n in zip(part, whole, strict=True))
 
 
 def _scaled(t: Stats, scale: float) -> Stats:
@@ -372,7 +371,11 @@ def _distance(s: Stats, t: Stats) -> float:
     return max((abs(x - y) for x, y in pairs if x is not None and y is not None), default=math.inf)
 
 
-def _by_rank(tensors: dict[int, tuple[Stats, ...]]) -> str:
+def _by_rank(tensors: dict[Part, tuple[Stats, ...]]) -> str:
     """What each rank gave first, for the reader of a cause."""
-    firsts = [(rank, row[0]) for rank, row in sorted(tensors.items()) if row and row[0].rms is not None]
-    return "; ".join(f"rank {rank}: {list(t.shape)}, rms {t.rms:.7g}" for rank, t in firsts[:8])
+    firsts = [(part, row[0]) for part, row in sorted(tensors.items()) if row and row[0].rms is not None]
+    parts = {rank: sum(other == rank for (other, _), _ in firsts) for (rank, _), _ in firsts}
+    return "; ".join(
+        f"rank {rank}{f', microbatch {number}' * (parts[rank] > 1)}: {list(t.shape)}, rms {t.rms:.7g}"
+        for (rank, number), t in firsts[:8]
+    )

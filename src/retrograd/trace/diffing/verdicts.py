@@ -11,7 +11,7 @@ from retrograd.trace.diffing import error_bounds
 from retrograd.trace.diffing.identity import base_name, comparable_arguments, names, without_numbers
 from retrograd.trace.diffing.matching import Pair
 from retrograd.trace.diffing.schema import Status
-from retrograd.trace.schema import OTHER, Op, Stats
+from retrograd.trace.schema import OTHER, PROGRAM, Op, Stats
 
 _UNWRITTEN = re.compile(r"(?:^|_)empty(?:_|$)")
 # They write every element of their first input without reading it.
@@ -192,7 +192,7 @@ class PairJudge:
             over = [not _bits_equal(s, t) for s, t in zip(a.outputs, b.outputs, strict=True)]
             return tuple(over), 0.0, [0.0] * len(a.outputs)
         bounds = error_bounds.errors(a, b, errors)
-        if a.phase == OTHER and (writes(a) or "_fused_" in a.name):
+        if _updates(a):
             return (False,) * len(bounds), 0.0, [update_error(a, k, e) for k, e in enumerate(bounds)]
         beyond = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, bounds, strict=True)]
         for t, e in zip(a.outputs, bounds, strict=True):
@@ -217,6 +217,13 @@ def update_error(op: Op, k: int, error: float) -> float:
     size = output.rms or 0.0
     before = next((t.rms for t in op.inputs if t.storage == output.storage != -1 and t.rms is not None), size)
     return min(max(error, _UNSEEN * size, abs(size - before)), max(size, before))
+
+
+def _updates(op: Op) -> bool:
+    """Whether an operator changes a parameter or what an optimizer keeps of it; clipping a gradient does not."""
+    if op.phase != OTHER or not (writes(op) or "_fused_" in op.name):
+        return False
+    return op.owner != PROGRAM or any(t.name for t in op.inputs)
 
 
 def writes(op: Op) -> bool:
