@@ -9,6 +9,7 @@ from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
 from retrograd.graph.diffing.literals import array_change, changed, parameter_name, reduction, rounded, shown
 from retrograd.graph.diffing.side_by_side import View, shapes
+from retrograd.graph.diffing.windows import WINDOWED, Shaped
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
 
@@ -22,7 +23,7 @@ _DTYPE = re.compile(r"\b([a-z]+\d*\w*)\[")
 def find_causes(view: View) -> tuple[list[Cause], int]:
     """One cause for each different change, with a count, and how many nodes differ in shape only as a consequence."""
     form_a, form_b = view.a.form, view.b.form
-    moved = _reshaped(view)
+    moved, shaped = _reshaped(view)
     groups: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
     parameters: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
     consequences = 0
@@ -35,7 +36,7 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
         if kind == "constant_changed" and not _read_alike(view, a, b):
             consequences += 1
             continue
-        if (a in moved and not moved[a]) or _renumbered(view, a, b):
+        if (a in moved and not moved[a]) or _renumbered(view, a, b) or shaped.forced(a):
             consequences += 1
             continue
         if form_a.numbers[a] >= 0 and kind in ("shape_changed", "dtype_changed"):
@@ -44,6 +45,8 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
         groups[kind, *_change_text(view, a, b, kind)].append((a, b))
     causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
     causes += [_cause(view, key, pairs) for key, pairs in groups.items()]
+    own = [cause for cause in causes if not shaped.windows.isdisjoint(view.a.changed[cause])]
+    view.follow.update(dict.fromkeys(own, shaped.parameters()))
     return causes, consequences
 
 
@@ -109,27 +112,30 @@ def _symbols(shape: str) -> int:
     return len(_SYMBOL.findall(shape))
 
 
-def _reshaped(view: View) -> dict[int, bool]:
-    """Partners whose shape or dtype differs: is it here that it began?
+def _reshaped(view: View) -> tuple[dict[int, bool], Shaped]:
+    """Partners whose shape or dtype differs: is it here that it began? And what windows gave another shape.
 
     It began where no operand has it. If a parameter of the entry has it, all others follow from that: a batch of
     another size reaches broadcasts of constants, too, which have no operand that says so. These have the shape that
-    users want.
+    users want. No parameter explains a window, and what this explains began here.
     """
     form_a, form_b = view.a.form, view.b.form
     origins: dict[int, bool] = {}
     for a, b in enumerate(view.a.partner):
         if b >= 0 and form_a.labels[a][1] != form_b.labels[b][1]:
             origins[a] = not any(o in origins for o in form_a.operands[a])
+    windows = [a for a in origins if WINDOWED.search(form_a.labels[a][0])]
+    shaped = Shaped(view, origins, [a for a in windows if _own_attributes(view, a, view.a.partner[a])])
     began = {a for a, first in origins.items() if first and form_a.numbers[a] < 0}
     began = {a for a in began if form_a.labels[a][0] not in _SHAPED_BY_USERS}
     # What a loop carries has the shape that the loop makes, unless nothing in it begins with another.
     entry = form_a.computation is view.a.graph.main
     if any(form_a.numbers[a] >= 0 for a in origins) and (entry or not began):
-        return {a: form_a.numbers[a] >= 0 for a in origins}
+        own = {a for a in origins if form_a.numbers[a] >= 0} - shaped.nodes | shaped.windows
+        return {a: a in own for a in origins}, shaped
     if began:
-        return {a: a in began for a in origins}
-    return origins
+        return {a: a in began for a in origins}, shaped
+    return origins, shaped
 
 
 def _kind(view: View, a: int, b: int) -> Kind:

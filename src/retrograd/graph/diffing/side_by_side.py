@@ -142,12 +142,16 @@ class Half:
 
 @dataclass(slots=True)
 class View:
-    """Both sides of one computation, and how they correspond."""
+    """Both sides of one computation, and how they correspond.
+
+    `changes` are texts of what changed, before and after, `follow` shapes of parameters that follow from a window.
+    """
 
     a: Half
     b: Half
     matching: Matching
     changes: dict[Cause, tuple[tuple[str, str], ...]] = field(default_factory=dict[Cause, tuple[tuple[str, str], ...]])
+    follow: dict[Cause, tuple[tuple[str, str], ...]] = field(default_factory=dict[Cause, tuple[tuple[str, str], ...]])
     rewired: set[int] = field(init=False)  # nodes of A that read other values than their partners
 
     def __post_init__(self) -> None:

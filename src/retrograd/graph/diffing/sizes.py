@@ -14,9 +14,15 @@ _SHAPE = re.compile(r"\[([\d,]*)\]")
 
 def changed_products(before: str, after: str) -> Iterator[tuple[float, float]]:
     """How many numbers two shapes have in dimensions that stand beside each other."""
-    left, right = ([float(n) for n in _SHAPE.findall(text)[0].split(",") if n] for text in (before, after))
+    left, right = _dimensions(before), _dimensions(after)
     for i in range(len(left)) if len(left) == len(right) else ():
         yield from ((prod(left[i:j]), prod(right[i:j])) for j in range(i + 1, len(left) + 1))
+
+
+def changed_dimensions(before: str, after: str) -> list[tuple[float, float]]:
+    """The sizes in which two shapes of as many dimensions differ."""
+    left, right = _dimensions(before), _dimensions(after)
+    return [(x, y) for x, y in zip(left, right, strict=True) if x != y] if len(left) == len(right) else []
 
 
 def changed_sizes(before: str, after: str) -> Iterator[tuple[float, float]]:
@@ -24,11 +30,15 @@ def changed_sizes(before: str, after: str) -> Iterator[tuple[float, float]]:
     shapes = [_SHAPE.findall(text.partition(" ")[0]) for text in (before, after)]
     if shapes[0] == shapes[1] or not all(shapes):
         return
-    left, right = ([float(n) for n in dimensions[0].split(",") if n] for dimensions in shapes)
-    if len(left) == len(right):
-        yield from ((x, y) for x, y in zip(left, right, strict=True) if x != y)
-    if prod(left) != prod(right):
-        yield prod(left), prod(right)
+    yield from changed_dimensions(before, after)
+    left, right = prod(_dimensions(before)), prod(_dimensions(after))
+    if left != right:
+        yield left, right
+
+
+def _dimensions(text: str) -> list[float]:
+    """The sizes of the first shape of a text; none where it has no shape, or one with symbols."""
+    return [float(n) for n in next(iter(_SHAPE.findall(text.partition(" ")[0])), "").split(",") if n]
 
 
 def differing(before: str, after: str) -> list[tuple[float, float]]:
