@@ -1,6 +1,6 @@
 """Pairs of programs with windows for `graph_trust.py`: strides, sizes, paddings and dilations, and what is shaped by them.
 
-    python benchmarks/graph_trust_windows.py FOLDER                  # needs jax, flax and optax
+    python benchmarks/graph_trust_windows.py FOLDER                  # needs jax, flax, optax, equinox and dm-haiku
     python benchmarks/graph_trust_windows.py FOLDER --set second     # measured after what the first showed was mended
 
 Each pair three times: HLO, optimised HLO, StableHLO. A dense layer behind a flattened image has as many rows as the
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import equinox as eqx
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import optax
@@ -186,7 +188,112 @@ def twice(o: Options) -> tuple:
     return step, (*state, struct(6, 16, 16, 1), struct(6, 16, 16, 1))
 
 
+class Seen(eqx.Module):
+    """Two convolutions of equinox with a pool between them, a layer of what is left, flattened."""
+
+    layers: list
+    pool: eqx.Module
+    last: eqx.nn.Linear
+
+    def __init__(self, o: Options, key: jax.Array) -> None:
+        kind = eqx.nn.MaxPool2d if o["max"] else eqx.nn.AvgPool2d
+        first = eqx.nn.Conv2d(2, 4, 3, stride=o["stride"], padding=1, key=key)
+        second = eqx.nn.Conv2d(4, 4, 3, padding=o["pad"], dilation=o["dilation"], groups=o["groups"], key=key)
+        self.layers, self.pool = [first, second], kind(o["size"], o["step"])
+        flat = jax.eval_shape(self.image, struct(2, 18, 18)).size
+        self.last = eqx.nn.Linear(flat, o["classes"], key=key)
+
+    def image(self, x: jax.Array) -> jax.Array:
+        return jax.nn.silu(self.layers[1](self.pool(jax.nn.relu(self.layers[0](x))))).reshape(-1)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(self.image(x))
+
+
+def seen(o: Options) -> tuple:
+    """A net of equinox, mapped over examples, trained by a Lion."""
+
+    def arrays(v: Any) -> bool:
+        return isinstance(v, jax.ShapeDtypeStruct)
+
+    params, static = eqx.partition(eqx.filter_eval_shape(lambda: Seen(o, jax.random.key(0))), arrays)
+
+    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return entropy(jax.vmap(eqx.combine(p, static))(x), y)
+
+    step, state = trained(loss, params, optax.lion(1e-3))
+    return step, (*state, struct(4, 2, 18, 18), struct(4, dtype=I32))
+
+
+def heads(o: Options) -> tuple:
+    """A net of haiku with a norm of batches, whose flattened image goes through a net of several layers, with decay."""
+
+    def net(x: jax.Array) -> jax.Array:
+        h = hk.Conv2D(4, 3, stride=o["stride"], rate=o["rate"], padding=o["pad"])(x)
+        h = jax.nn.leaky_relu(hk.LayerNorm(-1, True, True)(h))
+        h = hk.MaxPool(o["size"], o["step"], "SAME", channel_axis=-1)(h)
+        return hk.nets.MLP([o["wide"], 6, 3])(hk.Flatten()(h))
+
+    model, x = hk.without_apply_rng(hk.transform(net)), struct(4, 15, 15, 2)
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+
+    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return entropy(model.apply(p, x), y) + 1e-3 * sum(jnp.sum(v * v) for v in jax.tree.leaves(p))
+
+    step, state = trained(loss, params, optax.chain(optax.clip_by_global_norm(1.0), optax.nadam(1e-3)))
+    return step, (*state, x, struct(4, dtype=I32))
+
+
+def outlined(o: Options) -> tuple:
+    """A map of classes as large as the windows leave it, whose labels are an argument; a table of weights of places."""
+
+    def net(p: Any, x: jax.Array) -> jax.Array:
+        h = jax.lax.conv_general_dilated(x, p["down"], (o["stride"],) * 2, o["pad"], dimension_numbers=DIMS)
+        h = jnp.tanh(h)
+        up = jax.lax.conv_transpose(h, p["up"], (o["up"],) * 2, "SAME", dimension_numbers=DIMS)
+        return jax.lax.conv_general_dilated(jax.nn.relu(up), p["end"], (1, 1), "SAME", dimension_numbers=DIMS)
+
+    params = {"down": struct(3, 3, 1, 4), "up": struct(3, 3, 4, 4), "end": struct(1, 1, 4, o["classes"])}
+    size = jax.eval_shape(net, params, struct(2, 12, 12, 1)).shape[1:3]
+    params["weights"] = struct(*size)
+
+    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        wrong = optax.softmax_cross_entropy_with_integer_labels(net(p, x), y)
+        return jnp.mean(wrong * jax.nn.softplus(p["weights"]))
+
+    step, state = trained(loss, params, optax.adam(1e-2))
+    return step, (*state, struct(2, 12, 12, 1), struct(2, *size, dtype=I32))
+
+
+def layered(o: Options) -> tuple:
+    """Layers in a scan that mix places by a matrix of their number, behind a convolution; one that ends behind them."""
+
+    def image(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        h = jax.lax.conv_general_dilated(x, kernel, (o["stride"],), o["pad"], dimension_numbers=("NWC", "WIO", "NWC"))
+        return jax.lax.reduce_window(h, 0.0, jax.lax.add, (1, o["size"], 1), (1, o["step"], 1), "VALID")
+
+    kernel = struct(4, 2, 6)
+    t = jax.eval_shape(image, kernel, struct(3, 36, 2)).shape[1]
+    params = {"conv": kernel, "mix": struct(3, t, t), "own": struct(3, 6, o["wide"]), "back": struct(3, o["wide"], 6),
+              "end": struct(t, 6)}  # fmt: skip
+
+    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        def layer(h: jax.Array, w: Any) -> Any:
+            h = h + jnp.einsum("btc,ts->bsc", h, w[0])
+            return h + jax.nn.gelu(h @ w[1]) @ w[2], None
+
+        h, _ = jax.lax.scan(layer, image(p["conv"], x), (p["mix"], p["own"], p["back"]))
+        return jnp.mean((jnp.einsum("btc,tc->b", h, p["end"]) - y) ** 2)
+
+    step, state = trained(loss, params, optax.adamw(1e-3))
+    return step, (*state, struct(3, 36, 2), struct(3))
+
+
 DEFAULTS: dict[Callable, Options] = {
+    seen: {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "max": True, "size": 2, "step": 2, "classes": 5},
+    heads: {"stride": 1, "rate": 1, "pad": "VALID", "size": 3, "step": 2, "wide": 10},
+    outlined: {"stride": 2, "pad": "SAME", "up": 2, "classes": 3},
+    layered: {"stride": 1, "pad": "VALID", "size": 2, "step": 2, "wide": 9},
     serial: {"stride": 1, "pad": "SAME", "max": True, "size": 2, "step": 2, "pool_pad": "VALID", "wide": 16,
              "image": 16},
     plain: {"stride": 1, "pad": "SAME", "dilation": 1, "size": 2, "step": 2, "pool_pad": "VALID", "wide": 12,
@@ -196,7 +303,10 @@ DEFAULTS: dict[Callable, Options] = {
     waves: {"stride": 2, "pad": "SAME", "dilation": 1, "size": 3, "step": 3, "wide": 9},
     twice: {"stride": 2, "size": 2, "step": 2, "wide": 7},
 }  # fmt: skip
-CONV, POOL = r"conv\w*\b.*?(?:window|stride|pad|dilat)", r"(?:reduce-window|select-and-scatter)\b.*?(?:window|stride|pad)"
+CONV, POOL = (
+    r"conv\w*\b.*?(?:window|stride|pad|dilat)",
+    r"(?:reduce-window|select-and-scatter)\b.*?(?:window|stride|pad)",
+)
 
 
 def parameter(before: int, after: int) -> str:
@@ -242,7 +352,32 @@ FIRST: list[Pair] = [
     ("twice step", twice, {}, {"step": 1}, POOL),
     ("twice wide", twice, {}, {"wide": 9}, parameter(7, 9)),
 ]
+SECOND: list[Pair] = [
+    ("seen step", seen, {}, {"step": 1}, POOL),
+    ("seen average", seen, {"max": False}, {"max": False, "step": 3}, POOL),
+    ("seen size", seen, {}, {"size": 4}, POOL),
+    ("seen stride", seen, {}, {"stride": 2}, CONV),
+    ("seen pad", seen, {}, {"pad": 1}, CONV),
+    ("seen dilation", seen, {}, {"dilation": 2}, CONV),
+    ("seen groups", seen, {}, {"groups": 2}, r"^parameter.*\[4,4,3,3\] -> f32\[4,2,3,3\]"),
+    ("seen classes", seen, {}, {"classes": 8}, r"^parameter.*\b5[],].*\b8[],]"),
+    ("heads stride", heads, {}, {"stride": 2}, CONV),
+    ("heads rate", heads, {}, {"rate": 2}, CONV),
+    ("heads pad", heads, {}, {"pad": "SAME"}, CONV),
+    ("heads step", heads, {}, {"step": 4}, POOL),
+    ("heads size", heads, {"step": 1}, {"step": 1, "size": 2}, POOL),
+    ("heads wide", heads, {}, {"wide": 14}, r"^parameter.*\b10[],].*\b14[],]"),
+    ("outlined stride", outlined, {}, {"stride": 1}, CONV),
+    ("outlined pad", outlined, {}, {"pad": "VALID"}, CONV),
+    ("outlined up", outlined, {}, {"up": 3}, CONV),
+    ("outlined classes", outlined, {}, {"classes": 4}, r"^parameter.*\b3\].*\b4\]"),
+    ("layered stride", layered, {}, {"stride": 2}, CONV),
+    ("layered pad", layered, {}, {"pad": "SAME"}, CONV),
+    ("layered step", layered, {}, {"step": 1}, POOL),
+    ("layered size", layered, {}, {"size": 4}, POOL),
+    ("layered wide", layered, {}, {"wide": 13}, r"^parameter.*\b9[],].*\b13[],]"),
+]
 
 
 if __name__ == "__main__":
-    main(__doc__, {"first": FIRST}, partial(texts, defaults=DEFAULTS))
+    main(__doc__, {"first": FIRST, "second": SECOND}, partial(texts, defaults=DEFAULTS))
