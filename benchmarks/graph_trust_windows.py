@@ -1,4 +1,4 @@
-"""Pairs of programs with windows for `graph_trust.py`: strides, sizes, paddings and dilations, and what is shaped by them.
+"""Pairs of programs with windows for `graph_trust.py`: strides, sizes, paddings, dilations, and what they shape.
 
     python benchmarks/graph_trust_windows.py FOLDER                  # needs jax, flax, optax, equinox and dm-haiku
     python benchmarks/graph_trust_windows.py FOLDER --set second     # measured after what the first showed was mended
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen, nnx
-from graph_trust_fresh import F32, I32, struct, texts
+from graph_trust_fresh import I32, struct, texts
 from graph_trust_pairs import Options, Pair, main
 from jax.example_libraries import optimizers, stax
 
@@ -200,14 +200,15 @@ class Seen(eqx.Module):
         first = eqx.nn.Conv2d(2, 4, 3, stride=o["stride"], padding=1, key=key)
         second = eqx.nn.Conv2d(4, 4, 3, padding=o["pad"], dilation=o["dilation"], groups=o["groups"], key=key)
         self.layers, self.pool = [first, second], kind(o["size"], o["step"])
-        flat = jax.eval_shape(self.image, struct(2, 18, 18)).size
+        flat = jax.eval_shape(partial(flattened, self.layers, self.pool), struct(2, 18, 18)).size
         self.last = eqx.nn.Linear(flat, o["classes"], key=key)
 
-    def image(self, x: jax.Array) -> jax.Array:
-        return jax.nn.silu(self.layers[1](self.pool(jax.nn.relu(self.layers[0](x))))).reshape(-1)
-
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.last(self.image(x))
+        return self.last(flattened(self.layers, self.pool, x))
+
+
+def flattened(layers: list, pool: Callable, x: jax.Array) -> jax.Array:
+    return jax.nn.silu(layers[1](pool(jax.nn.relu(layers[0](x))))).reshape(-1)
 
 
 def seen(o: Options) -> tuple:

@@ -145,7 +145,7 @@ class _Comparison:
         others = precedence.borrowed(view, kept)
         kept = [cause for k, cause in enumerate(kept) if k not in others]
         where = precedence.positions(view, kept)
-        texts = [(view.changes.get(c, ()), at, view.follow.get(c, ())) for c, at in zip(kept, where, strict=True)]
+        texts = [(view.changes.get(c, ()), at, view.follow.get(c)) for c, at in zip(kept, where, strict=True)]
         own = [Placed(c, "", *own) for c, own in zip(kept, texts, strict=True)]
         causes = _before_calls(view, own, callers)
         more += sum(c.count for c in explained[0]) + sum(p.cause.count for inner in callers.values() for p in inner)

@@ -45,15 +45,15 @@ Texts = Mapping[Cause, list[tuple[str, str]]]
 class Placed:
     """A cause with the computation that it stands in ("the body of while while.3", "" for the entry).
 
-    `changes` are texts of what changed, before and after, `position` is how far into the program it stands, `follow`
-    shapes of parameters that follow from it.
+    `changes` are texts of what changed, before and after, `position` is how far into the program it stands. Of a window,
+    `follow` are the shapes of parameters that follow from it.
     """
 
     cause: Cause
     within: str = ""
     changes: tuple[tuple[str, str], ...] = ()
     position: float = 0.0
-    follow: tuple[tuple[str, str], ...] = ()
+    follow: tuple[tuple[str, str], ...] | None = None
 
 
 def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
@@ -274,7 +274,7 @@ def _of_keys(causes: list[Placed]) -> Iterator[Placed]:
 
 def _of_windows(causes: list[Placed]) -> Iterator[Placed]:
     """Parameters in the shapes of those that follow from a window: in a loop, or of an optimiser's state."""
-    shapes = {pair for p in causes for pair in p.follow}
+    shapes = {pair for p in causes for pair in p.follow or ()}
     for placed in _reshaped_parameters(causes) if shapes else ():
         if all((before.partition(" ")[0], after.partition(" ")[0]) in shapes for before, after in placed.changes):
             yield placed
@@ -297,10 +297,10 @@ def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
     shaped = shaped or sorted((p for p in causes if reshapes(p)), key=lambda p: (bool(p.within), p.position))[:1]
     sizes = steps or {pair for p in shaped for before, after in p.changes for pair in changed_sizes(before, after)}
     within = shaped[0].within if shaped and not steps else ""  # what a loop begins with says nothing of the rest
-    begins = shaped[0].position if shaped and "parameter" not in shaped[0].cause.what else 0.0
     for placed in causes:
         follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
-        follows = follows and placed.within.startswith(within) and (steps or placed.position >= begins)
+        follows = follows and placed.within.startswith(within)
+        follows = follows and placed.follow is None  # no size explains a window
         if follows and sizes and placed not in arguments and (steps or placed not in shaped):
             pairs = [pair for before, after in placed.changes for pair in differing(before, after)]
             if pairs and all(explained(pair, sizes) for pair in pairs):

@@ -124,8 +124,7 @@ def _reshaped(view: View) -> tuple[dict[int, bool], Shaped]:
     for a, b in enumerate(view.a.partner):
         if b >= 0 and form_a.labels[a][1] != form_b.labels[b][1]:
             origins[a] = not any(o in origins for o in form_a.operands[a])
-    windows = [a for a in origins if WINDOWED.search(form_a.labels[a][0])]
-    shaped = Shaped(view, origins, [a for a in windows if _own_attributes(view, a, view.a.partner[a])])
+    shaped = Shaped(view, origins, _windows(view) if origins else ())
     began = {a for a, first in origins.items() if first and form_a.numbers[a] < 0}
     began = {a for a in began if form_a.labels[a][0] not in _SHAPED_BY_USERS}
     # What a loop carries has the shape that the loop makes, unless nothing in it begins with another.
@@ -136,6 +135,14 @@ def _reshaped(view: View) -> tuple[dict[int, bool], Shaped]:
     if began:
         return {a: a in began for a in origins}, shaped
     return origins, shaped
+
+
+def _windows(view: View) -> set[int]:
+    """Windows of which attributes changed, and no operand's shape."""
+    labels, partner = view.a.form.labels, view.a.partner
+    kinds = {op for op in {label[0] for label in labels} if WINDOWED.search(op)}
+    own = [a for a, label in enumerate(labels) if label[0] in kinds and partner[a] >= 0] if kinds else []
+    return {a for a in own if _own_attributes(view, a, partner[a])}
 
 
 def _kind(view: View, a: int, b: int) -> Kind:

@@ -19,19 +19,21 @@ _ROUNDS = 8  # a parameter that follows may let the next one follow: one behind 
 
 
 class Shaped:
-    """The partners in A that have another shape because a window changed: `windows`, what they shape, parameters.
+    """The partners in A that have another shape because a window changed, parameters among them, and `windows`.
 
     `candidates` are windows of which attributes changed, and no operand's shape.
     """
 
     def __init__(self, view: View, reshaped: Mapping[int, object], candidates: Collection[int]) -> None:
-        self.view, self.reshaped, self.candidates = view, reshaped, candidates
+        self.view, self.candidates = view, candidates
+        labels, partner = view.a.form.labels if candidates else [], view.a.partner
+        # FX gives no shape to what has several results; its elements have theirs.
+        self.reshaped = {*reshaped, *(n for n, label in enumerate(labels) if not label[1] and partner[n] >= 0)}
         self.windows, self.nodes = set[int](), set[int]()
+        before = -1
         for _ in range(_ROUNDS if candidates else 0):
-            before = len(self.nodes)
-            self._sweep()
-            if len(self.nodes) == before:
-                break
+            if before < (before := len(self.nodes)):
+                self._sweep()
 
     def parameters(self) -> tuple[tuple[str, str], ...]:
         """The shapes of parameters that follow, before and after."""
@@ -50,14 +52,14 @@ class Shaped:
         A window behind a parameter of another shape, as the gradient of a kernel, has its shape from there.
         """
         form, nodes = self.view.a.form, self.nodes
-        behind = {n for n in self.reshaped if form.numbers[n] >= 0 and n not in nodes}
+        behind = {n for n in form.parameters if n in self.reshaped and n not in nodes}
         roots = {n: {n} for n in behind}
         for n, operands in enumerate(form.operands):
             if not behind.isdisjoint(operands):
                 behind.add(n)
             elif n in self.candidates:
                 self.windows.add(n)
-                nodes.add(n)
+                nodes.update({n} & self.reshaped)
             own = [o for o in operands if o in nodes]
             others = {r for o in operands for r in roots.get(o, ())}
             if own and others:
