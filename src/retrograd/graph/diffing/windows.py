@@ -65,10 +65,11 @@ class Shaped:
             if own and others:
                 sizes = {pair for o in own for pair in changed_products(*self._shapes(o))}
                 nodes |= {r for r in others if sizes.issuperset(changed_dimensions(*self._shapes(r)) or [(0, 0)])}
+                others -= nodes
+            if n in self.reshaped and others:
+                roots[n] = others
             elif n in self.reshaped and own:
                 nodes.add(n)
-            elif n in self.reshaped and others:
-                roots[n] = others
 
     def _shapes(self, a: int) -> tuple[str, str]:
         return self.view.a.form.labels[a][1], self.view.b.form.labels[self.view.a.partner[a]][1]
