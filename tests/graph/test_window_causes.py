@@ -166,7 +166,35 @@ def pooled_by_torch(step: int, wide: int = 3) -> str:
 def test_a_window_with_several_results_explains_as_much(step: int) -> None:
     (first,) = told(pooled_by_torch(2), pooled_by_torch(step))
     assert first == (
-        "aten.max_pool2d_with_indices.default  args=(%, [2, 2], [2, 2]) -> "
-        f"args=(%, [2, 2], [{step}, {step}])"
+        f"aten.max_pool2d_with_indices.default  args=(%, [2, 2], [2, 2]) -> args=(%, [2, 2], [{step}, {step}])"
     )
     assert told(pooled_by_torch(2), pooled_by_torch(2, wide=4))[0] == "parameter 1 f32[3,16] -> f32[4,16]"
+
+
+def residual(step: int, wide: bool = False) -> str:
+    """A block whose argument is convolved as well where its result has another shape, or always."""
+    n = 8 // step
+    shape, image = f"f32[2, 4, {n}, {n}]", "f32[2, 4, 8, 8]"
+    own = step > 1 or wide
+    operator = "torch.ops.aten.convolution.default"
+    around = f'''
+        around: "{shape}" = {operator}(x, primals_3, None, [{step}, {step}], [0, 0], [1, 1], False, [0, 0], 1)'''
+    return f'''class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "{image}", primals_2: "f32[4, 4, 3, 3]"{', primals_3: "f32[4, 4, 1, 1]"' * own}):
+        x: "{image}" = torch.ops.aten.relu.default(primals_1){around * own}
+        y: "{shape}" = {operator}(x, primals_2, None, [{step}, {step}], [1, 1], [1, 1], False, [0, 0], 1)
+        add: "{shape}" = torch.ops.aten.add.Tensor({"around" if own else "x"}, y)
+        out: "{shape}" = torch.ops.aten.relu.default(add)
+        return (out,)
+'''
+
+
+def test_what_is_there_for_the_shape_that_a_window_makes_stands_behind_it() -> None:
+    first, second = told(residual(2), residual(1))
+    assert "[2, 2], [1, 1]" in first
+    assert "[1, 1], [1, 1]" in first
+    assert second.startswith("- 1 parameter ")
+    first, second = told(residual(1), residual(2))
+    assert "[1, 1], [1, 1]" in first
+    assert second.startswith("+ 1 parameter ")
+    assert told(residual(1, wide=True), residual(1))[0].startswith("- 1 parameter ")

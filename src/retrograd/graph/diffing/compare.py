@@ -22,6 +22,7 @@ from retrograd.graph.diffing import (
     relabeled,
     remat,
     reordered,
+    windows,
 )
 from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, reshapes
 from retrograd.graph.diffing.correspondence import Matching, Places
@@ -145,8 +146,9 @@ class _Comparison:
         others = precedence.borrowed(view, kept)
         kept = [cause for k, cause in enumerate(kept) if k not in others]
         where = precedence.positions(view, kept)
+        fits = set(windows.fitting(view, kept))
         texts = [(view.changes.get(c, ()), at, view.follow.get(c)) for c, at in zip(kept, where, strict=True)]
-        own = [Placed(c, "", *own) for c, own in zip(kept, texts, strict=True)]
+        own = [Placed(c, "", *own, fits=k in fits) for k, (c, own) in enumerate(zip(kept, texts, strict=True))]
         causes = _before_calls(view, own, callers)
         more += sum(c.count for c in explained[0]) + sum(p.cause.count for inner in callers.values() for p in inner)
         more -= sum(p.cause.count for p in causes)
@@ -335,6 +337,7 @@ def _rank(placed: Placed, reshaped: bool, rewired: bool) -> tuple[bool, int]:
     read = cause.kind == "operand_changed" and (rewired or cause.what.endswith("exchanged"))
     if read or (cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]):
         rank = _RANK.index("constant_changed")
+    rank = _RANK.index("attribute_changed") if placed.fits else rank  # behind the window that wants it
     return "became dynamic" not in cause.what, rank
 
 

@@ -45,8 +45,8 @@ Texts = Mapping[Cause, list[tuple[str, str]]]
 class Placed:
     """A cause with the computation that it stands in ("the body of while while.3", "" for the entry).
 
-    `changes` are texts of what changed, before and after, `position` is how far into the program it stands. Of a window,
-    `follow` are the shapes of parameters that follow from it.
+    `changes` are texts of what changed, before and after, `position` is how far into the program it stands. Of a
+    window, `follow` are the shapes of parameters that follow from it; what `fits` is there or not for such a shape.
     """
 
     cause: Cause
@@ -54,6 +54,7 @@ class Placed:
     changes: tuple[tuple[str, str], ...] = ()
     position: float = 0.0
     follow: tuple[tuple[str, str], ...] | None = None
+    fits: bool = False
 
 
 def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:

@@ -47,6 +47,7 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
     causes += [_cause(view, key, pairs) for key, pairs in groups.items()]
     own = [cause for cause in causes if not shaped.windows.isdisjoint(view.a.changed[cause])]
     view.follow.update(dict.fromkeys(own, shaped.parameters()))
+    view.shaped = shaped.nodes
     return causes, consequences
 
 

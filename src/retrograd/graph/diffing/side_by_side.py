@@ -144,7 +144,8 @@ class Half:
 class View:
     """Both sides of one computation, and how they correspond.
 
-    `changes` are texts of what changed, before and after, `follow` shapes of parameters that follow from a window.
+    `changes` are texts of what changed, before and after, `follow` shapes of parameters that follow from a window,
+    `shaped` nodes of A that have another shape because of one.
     """
 
     a: Half
@@ -152,6 +153,7 @@ class View:
     matching: Matching
     changes: dict[Cause, tuple[tuple[str, str], ...]] = field(default_factory=dict[Cause, tuple[tuple[str, str], ...]])
     follow: dict[Cause, tuple[tuple[str, str], ...]] = field(default_factory=dict[Cause, tuple[tuple[str, str], ...]])
+    shaped: set[int] = field(default_factory=set[int])
     rewired: set[int] = field(init=False)  # nodes of A that read other values than their partners
 
     def __post_init__(self) -> None:

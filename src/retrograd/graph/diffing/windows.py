@@ -9,10 +9,12 @@ length of a sentence, so that these are no beginning.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from retrograd.graph.diffing.side_by_side import View
+from retrograd.graph.diffing.downstream import nodes_of
+from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.diffing.sizes import changed_dimensions, changed_products
+from retrograd.graph.schema import Cause
 
 WINDOWED = re.compile(r"conv(?!ert)|pool|reduce[-_]window|select[-_]and[-_]|unfold|im2col")
 _ROUNDS = 8  # a parameter that follows may let the next one follow: one behind another, in a net of several
@@ -48,18 +50,21 @@ class Shaped:
     def _sweep(self) -> None:
         """Once through the program: what reads shaped values is shaped, and what has to meet them is.
 
-        What depends on no other parameter, as a bias that is spread or a mask that is cut, has the shape that is wanted.
+        What depends on no other parameter, as a bias that is spread or a mask that is cut, has a shape that is wanted.
         A window behind a parameter of another shape, as the gradient of a kernel, has its shape from there.
         """
         form, nodes = self.view.a.form, self.nodes
         behind = {n for n in form.parameters if n in self.reshaped and n not in nodes}
         roots = {n: {n} for n in behind}
         for n, operands in enumerate(form.operands):
-            if not behind.isdisjoint(operands):
-                behind.add(n)
-            elif n in self.candidates:
-                self.windows.add(n)
-                nodes.update({n} & self.reshaped)
+            if behind.isdisjoint(operands):
+                if n in self.candidates:
+                    self.windows.add(n)
+                    nodes.update({n} & self.reshaped)
+                elif n in self.reshaped and not nodes.isdisjoint(operands):
+                    nodes.add(n)
+                continue
+            behind.add(n)
             own = [o for o in operands if o in nodes]
             others = {r for o in operands for r in roots.get(o, ())}
             if own and others:
@@ -73,3 +78,26 @@ class Shaped:
 
     def _shapes(self, a: int) -> tuple[str, str]:
         return self.view.a.form.labels[a][1], self.view.b.form.labels[self.view.a.partner[a]][1]
+
+
+def fitting(view: View, causes: Sequence[Cause]) -> Iterator[int]:
+    """The places of causes that are there, or not, for the shape of a value that is joined with what a window shapes.
+
+    As the convolution around a residual block, without which the block's argument is added to its result: it comes
+    first in the program, and because of the stride behind it.
+    """
+    for half, other in ((view.a, view.b), (view.b, view.a)) if view.shaped else ():
+        for k, own in enumerate(nodes_of(half, causes)):
+            if own and not nodes_of(other, causes[k : k + 1])[0] and _joined(view, half, other, set(own)):
+                yield k
+
+
+def _joined(view: View, half: Half, other: Half, region: set[int]) -> bool:
+    """Is what only one side has between a value and one that a window shapes, and does the other join both directly?"""
+    operands, partner = half.form.operands, half.partner
+    reads = {partner[o] for n in region for o in operands[n]} - {-1}
+    for user in {u for n in region for u in half.users[n] if partner[u] >= 0}:
+        beside = {partner[o] if half.added else o for o in operands[user]}
+        if not reads.isdisjoint(other.form.operands[partner[user]]) and not view.shaped.isdisjoint(beside):
+            return True
+    return False
