@@ -290,7 +290,32 @@ def layered(o: Options) -> tuple:
     return step, (*state, struct(3, 36, 2), struct(3))
 
 
+def edges(o: Options) -> tuple:
+    """Images with a border, cut, spread and taken every few places, flattened; positions cut from a longer table."""
+
+    def image(x: jax.Array) -> jax.Array:
+        h = jnp.pad(x, ((0, 0), (o["border"],) * 2, (o["border"],) * 2, (0, 0)))
+        h = h[:, o["crop"] : -o["crop"], o["crop"] : -o["crop"]] if o["crop"] else h
+        h = jnp.repeat(jnp.tanh(h[:, :: o["every"], :: o["every"]]), o["spread"], 1)
+        return h.reshape(h.shape[0], -1) if o["flat"] else h.reshape(h.shape[0], -1, h.shape[-1])
+
+    x = struct(4, 12, 12, 2)
+    shape = jax.eval_shape(image, x).shape
+    params = {"table": struct(400, 2), "end": struct(2, 3), "dense": struct(shape[1], o["wide"])}
+
+    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        h = image(x)
+        if not o["flat"]:
+            h = (h + p["table"][: h.shape[1]]).mean(1) @ p["end"]
+            return entropy(h, y)
+        return entropy(jax.nn.relu(h @ p["dense"]), y)
+
+    step, state = trained(loss, params, optax.adam(1e-3))
+    return step, (*state, x, struct(4, dtype=I32))
+
+
 DEFAULTS: dict[Callable, Options] = {
+    edges: {"border": 1, "crop": 0, "every": 1, "spread": 1, "wide": 8, "flat": True},
     seen: {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "max": True, "size": 2, "step": 2, "classes": 5},
     heads: {"stride": 1, "rate": 1, "pad": "VALID", "size": 3, "step": 2, "wide": 10},
     outlined: {"stride": 2, "pad": "SAME", "up": 2, "classes": 3},
@@ -378,7 +403,16 @@ SECOND: list[Pair] = [
     ("layered size", layered, {}, {"size": 4}, POOL),
     ("layered wide", layered, {}, {"wide": 13}, r"^parameter.*\b9[],].*\b13[],]"),
 ]
+THIRD: list[Pair] = [
+    ("edges border", edges, {}, {"border": 2}, r"\bpad\b.*->"),
+    ("edges crop", edges, {"crop": 1}, {"crop": 2}, r"\bslice\b.*->"),
+    ("edges every", edges, {"every": 2}, {"every": 3}, r"\b(?:slice|gather)\b.*->"),
+    ("edges spread", edges, {"spread": 2}, {"spread": 3}, r"\b(?:broadcast|reshape|gather)\b"),
+    ("edges wide", edges, {}, {"wide": 10}, parameter(8, 10)),
+    ("edges and wide", edges, {}, {"wide": 10, "border": 2}, rf"{parameter(8, 10)}|\bpad\b.*->"),
+    ("edges places border", edges, {"flat": False}, {"flat": False, "border": 2}, r"\bpad\b.*->"),
+]
 
 
 if __name__ == "__main__":
-    main(__doc__, {"first": FIRST, "second": SECOND}, partial(texts, defaults=DEFAULTS))
+    main(__doc__, {"first": FIRST, "second": SECOND, "third": THIRD}, partial(texts, defaults=DEFAULTS))
