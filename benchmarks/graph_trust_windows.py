@@ -301,7 +301,8 @@ def edges(o: Options) -> tuple:
 
     x = struct(4, 12, 12, 2)
     shape = jax.eval_shape(image, x).shape
-    params = {"table": struct(400, 2), "end": struct(2, 3), "dense": struct(shape[1], o["wide"])}
+    params = {"table": struct(400, 2), "end": struct(2, 3)}
+    params = {"dense": struct(shape[1], o["wide"])} if o["flat"] else params
 
     def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         h = image(x)

@@ -147,6 +147,32 @@ def test_a_slice_explains_no_parameter() -> None:
     assert told(cut(6), cut(5)) == ["parameter 0 x f32[6,4] -> f32[5,4]"]
 
 
+def padded(size: int, flat: bool = True, wide: int = 3) -> str:
+    """A border around images that are flattened, or around rows: one factor of a layer's rows, or all of them."""
+    rows = size * size if flat else size
+    before, after = ("f32[2,4,4]", f"f32[2,{size},{size}]") if flat else ("f32[2,4]", f"f32[2,{size}]")
+    edges = f"0_0x0_{size - 4}" + f"x0_{size - 4}" * flat
+    return f"""HloModule m
+
+ENTRY e {{
+  x = {before} parameter(0)
+  w = f32[{rows},{wide}] parameter(1)
+  z = f32[] constant(0)
+  p = {after} pad(x, z), padding={edges}
+  h = f32[2,{rows}] reshape(p)
+  y = f32[2,{wide}] dot(h, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  g = f32[{rows},{wide}] dot(h, y), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+  ROOT v = f32[{rows},{wide}] subtract(w, g)
+}}
+"""
+
+
+def test_a_border_explains_rows_of_which_it_is_a_factor_and_none_that_it_may_be_cut_to() -> None:
+    assert told(padded(5), padded(6)) == ["pad f32[2,5,5] padding=0_0x0_1x0_1 -> padding=0_0x0_2x0_2"]
+    assert told(padded(5, flat=False), padded(6, flat=False)) == ["parameter 1 w f32[5,3] -> f32[6,3]"]
+    assert told(padded(5), padded(6, wide=4))[0] == "parameter 1 w f32[25,3] -> f32[36,4]"
+
+
 def pooled_by_torch(step: int, wide: int = 3) -> str:
     """A pool of ATen with two results, of which FX prints no shape."""
     n = (8 - 2) // step + 1

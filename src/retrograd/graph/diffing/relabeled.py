@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
 from retrograd.graph.diffing.literals import array_change, changed, parameter_name, reduction, rounded, shown
 from retrograd.graph.diffing.side_by_side import View, shapes
-from retrograd.graph.diffing.windows import WINDOWED, Shaped
+from retrograd.graph.diffing.windows import CUTS, WINDOWED, Shaped
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
 
 _SHAPED_BY_USERS = frozenset({"broadcast", "broadcast-in-dim", "iota", "constant"})
 _SYMBOL = re.compile(r"(?<=[\[,])\s*(?:[su]\d|<=)")
+_MOST_CUTS = 4  # that may explain parameters: each is followed through the program
 _WIDEST = 80  # of attributes and constants in a sentence
 _INNER = re.compile(r"([\w.]*+=)\{(.*)\}", re.DOTALL)
 _DTYPE = re.compile(r"\b([a-z]+\d*\w*)\[")
@@ -126,6 +128,8 @@ def _reshaped(view: View) -> tuple[dict[int, bool], Shaped]:
         if b >= 0 and form_a.labels[a][1] != form_b.labels[b][1]:
             origins[a] = not any(o in origins for o in form_a.operands[a])
     shaped = Shaped(view, origins, _windows(view) if origins else ())
+    if not shaped.windows and any(form_a.numbers[a] >= 0 for a in origins):
+        shaped = next((own for own in _cuts(view, origins) if own.parameters()), shaped)
     began = {a for a, first in origins.items() if first and form_a.numbers[a] < 0}
     began = {a for a in began if form_a.labels[a][0] not in _SHAPED_BY_USERS}
     # What a loop carries has the shape that the loop makes, unless nothing in it begins with another.
@@ -144,6 +148,14 @@ def _windows(view: View) -> set[int]:
     kinds = {op for op in {label[0] for label in labels} if WINDOWED.search(op)}
     own = [a for a, label in enumerate(labels) if label[0] in kinds and partner[a] >= 0] if kinds else []
     return {a for a in own if _own_attributes(view, a, partner[a])}
+
+
+def _cuts(view: View, origins: dict[int, bool]) -> Iterator[Shaped]:
+    """What the first few slices and paddings would explain of which attributes changed, and no operand's shape."""
+    labels, partner = view.a.form.labels, view.a.partner
+    begin = [a for a, first in origins.items() if first and CUTS.search(labels[a][0])]
+    for a in [a for a in begin if _own_attributes(view, a, partner[a])][:_MOST_CUTS]:
+        yield Shaped(view, origins, {a}, cut=a)
 
 
 def _kind(view: View, a: int, b: int) -> Kind:

@@ -2,8 +2,8 @@
 
 What a window leaves of an image has to be met by what is computed with it: the rows of a layer that reads it flattened,
 a table of places that is added, the moments of both. Such a parameter is made for what reaches it, not the other way
-round: no size of a parameter says what a stride is. Of a slice or a padding it may, as where positions are cut to the
-length of a sentence, so that these are no beginning.
+round: no size of a parameter says what a stride is. Of what a slice or a padding leaves it may, as where positions are
+cut to the length of a sentence: these explain no more than rows of a product, where they leave one factor of several.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from retrograd.graph.diffing.sizes import changed_dimensions, changed_products
 from retrograd.graph.schema import Cause
 
 WINDOWED = re.compile(r"conv(?!ert)|pool|reduce[-_]window|select[-_]and[-_]|unfold|im2col")
+CUTS = re.compile(r"(?:^|[._])(?:slice|pad)(?:\dd|_nd)?(?:\.|$)")
 _ROUNDS = 8  # a parameter that follows may let the next one follow: one behind another, in a net of several
 
 
 class Shaped:
     """The partners in A that have another shape because a window changed, parameters among them, and `windows`.
 
-    `candidates` are windows of which attributes changed, and no operand's shape.
+    `candidates` are windows of which attributes changed, and no operand's shape, or `cut` one slice or padding.
     """
 
-    def __init__(self, view: View, reshaped: Mapping[int, object], candidates: Collection[int]) -> None:
-        self.view, self.candidates = view, candidates
+    def __init__(self, view: View, reshaped: Mapping[int, object], candidates: Collection[int], cut: int = -1) -> None:
+        self.view, self.candidates, self.cut = view, candidates, cut
         labels, partner = view.a.form.labels if candidates else [], view.a.partner
         # FX gives no shape to what has several results; its elements have theirs.
         self.reshaped = {*reshaped, *(n for n, label in enumerate(labels) if not label[1] and partner[n] >= 0)}
@@ -54,6 +55,8 @@ class Shaped:
         A window behind a parameter of another shape, as the gradient of a kernel, has its shape from there.
         """
         form, nodes = self.view.a.form, self.nodes
+        alike = set(self.parameters())
+        nodes |= {n for n in form.parameters if alike and n in self.reshaped and self._shapes(n) in alike}
         behind = {n for n in form.parameters if n in self.reshaped and n not in nodes}
         roots = {n: {n} for n in behind}
         for n, operands in enumerate(form.operands):
@@ -69,6 +72,8 @@ class Shaped:
             others = {r for o in operands for r in roots.get(o, ())}
             if own and others:
                 sizes = {pair for o in own for pair in changed_products(*self._shapes(o))}
+                if self.cut >= 0:
+                    sizes -= sizes if n in self.reshaped else {*changed_dimensions(*self._shapes(self.cut))}
                 nodes |= {r for r in others if sizes.issuperset(changed_dimensions(*self._shapes(r)) or [(0, 0)])}
                 others -= nodes
             if n in self.reshaped and others:
