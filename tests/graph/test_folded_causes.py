@@ -41,13 +41,23 @@ def test_which_key_is_drawn_from_is_a_cause_where_nothing_comes_or_goes() -> Non
 
 
 SPREAD = "broadcast f32[3]: operand 0 is convert f32[] (u) instead of constant f32[] (2)"
+DIMS = "2 x broadcast f32[3,4] dimensions={} -> dimensions={1}"
+AXES = "broadcast f32[3,4] dimensions={0} -> dimensions={1}"
 ADDED = "add f32[3]: operand 0 is convert f32[3] (u) instead of constant f32[3] (2)"
 
 
-@pytest.mark.parametrize(("told", "expected"), [(SPREAD, [DRAWN]), (ADDED, [DRAWN, ADDED])])
-def test_which_constant_is_spread_follows_from_what_comes_or_goes(told: str, expected: list[str]) -> None:
-    assert kept(cause("instruction_replaced", DRAWN), cause("operand_changed", told)) == expected
-    assert kept(cause("operand_changed", told)) == [told]
+@pytest.mark.parametrize(
+    ("kind", "told", "expected"),
+    [
+        ("operand_changed", SPREAD, [DRAWN]),
+        ("attribute_changed", DIMS, [DRAWN]),
+        ("operand_changed", ADDED, [DRAWN, ADDED]),
+        ("attribute_changed", AXES, [DRAWN, AXES]),
+    ],
+)
+def test_which_scalar_is_spread_follows_from_what_comes_or_goes(kind: Kind, told: str, expected: list[str]) -> None:
+    assert kept(cause("instruction_replaced", DRAWN), cause(kind, told)) == expected
+    assert kept(cause(kind, told)) == [told]
 
 
 SHAPE = cause("shape_changed", "parameters 0 x f32[4,7] -> f32[5,9]", ("f32[4,7]", "f32[5,9]"))

@@ -30,8 +30,12 @@ _BROUGHT = re.compile(r", with (\d+) (?:new )?parameter")
 _COPIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.clone.default", "copy", "bitcast"})
 _COUNT = re.compile(r"(?:[+-] )?(?:\d+ x )?")
 _ONE_FOR_ANOTHER = re.compile(r"operand \d+ is (parameter \S+) \(\S+\) instead of \1 \(")
-_SPREAD = re.compile(r"(?:broadcast|broadcast-in-dim|convert) .* (?:is|instead of) constant ")  # or what is computed
+# A scalar that is spread where the other graph spreads what it computes.
+_SPREAD = re.compile(
+    r"(?:broadcast|broadcast-in-dim|convert) .* (?:is|instead of) constant |(?:\d+ x )?broadcast.* \w+={}(?: ->|$)"
+)
 _EACH = re.compile(r"(\w+\[[\d,]*\])(?: x(\d+))?")
+_READ = frozenset({"operand_changed", "attribute_changed"})
 _KEYS = re.compile(r"(?:\d+ x )?slice u32\[(?:\d+,)+2\] ")  # of a random key, two words each
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
 _CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
@@ -196,7 +200,7 @@ def _of_packs(causes: list[Placed]) -> Iterator[Placed]:
     A number among them is told, unless it is in the same computation that something comes or goes.
     """
     packs = [p for p in causes if _only_spreads(p.cause) or (p.cause.kind == "shape_changed" and _only_packs(p.cause))]
-    packs += [p for p in causes if p.cause.kind == "operand_changed" and _SPREAD.match(p.cause.what)]
+    packs += [p for p in causes if p.cause.kind in _READ and _SPREAD.match(p.cause.what)]
     places = {p.within for p in causes if packs and p.cause.kind in COMES_OR_GOES and p not in packs}
     yield from (p for p in packs if places and (p.within in places or " with " not in p.cause.what))
 
