@@ -49,6 +49,17 @@ def test_what_a_window_leaves_explains_the_layer_that_reads_it_and_its_momentum(
     assert told(pooled(), pooled(step=1)) == [STRIDE]
 
 
+def test_a_window_that_nobody_reads_explains_nothing() -> None:
+    both = [
+        pooled(wide=wide).replace(
+            "  h = ",
+            f"  d = f32[2,{n},{n}] reduce-window(x, z), window={{size=1x2x2 stride=1x{s}x{s}}}, to_apply=sum\n  h = ",
+        )
+        for wide, s, n in ((3, 2, 4), (5, 1, 7))
+    ]
+    assert told(*both) == ["parameters 1 w f32[16,3] -> f32[16,5]; 2 m f32[16,3] -> f32[16,5]"]
+
+
 def test_a_layer_of_another_width_is_told_and_so_is_another_image() -> None:
     assert told(pooled(), pooled(wide=5)) == ["parameters 1 w f32[16,3] -> f32[16,5]; 2 m f32[16,3] -> f32[16,5]"]
     assert told(pooled(), pooled(image=10))[0].startswith("parameters 0 x f32[2,8,8] -> f32[2,10,10]")

@@ -144,16 +144,16 @@ def _reshaped(view: View) -> tuple[dict[int, bool], Shaped]:
 
 def _windows(view: View) -> set[int]:
     """Windows of which attributes changed, and no operand's shape."""
-    labels, partner = view.a.form.labels, view.a.partner
+    labels, partner, live = view.a.form.labels, view.a.partner, view.a.form.live
     kinds = {op for op in {label[0] for label in labels} if WINDOWED.search(op)}
     own = [a for a, label in enumerate(labels) if label[0] in kinds and partner[a] >= 0] if kinds else []
-    return {a for a in own if _own_attributes(view, a, partner[a])}
+    return {a for a in own if live[a] and _own_attributes(view, a, partner[a])}
 
 
 def _cuts(view: View, origins: dict[int, bool]) -> Iterator[Shaped]:
     """What the first few slices and paddings would explain of which attributes changed, and no operand's shape."""
     labels, partner = view.a.form.labels, view.a.partner
-    begin = [a for a, first in origins.items() if first and CUTS.search(labels[a][0])]
+    begin = [a for a, first in origins.items() if first and view.a.form.live[a] and CUTS.search(labels[a][0])]
     for a in [a for a in begin if _own_attributes(view, a, partner[a])][:_MOST_CUTS]:
         yield Shaped(view, origins, {a}, cut=a)
 
