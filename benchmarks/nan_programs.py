@@ -6,7 +6,8 @@
 Needs transformers and lightning. Written before any of them had run: operators, lines, words of the reason, rank and step
 are what a person who knows the cause would say. Of two ranks rank 1 errs. The line that must be named ends in `#!`; of a
 library's line its text is given. Changed since: two programs that raised or had no optimizer's step; the line of a Dataset
-in place of its loader's; the forward's line of a gradient that is accumulated as well; the phase of silence is healthy.
+in place of its loader's; the forward's line of a gradient that is accumulated as well; the phase of silence is healthy,
+and so is an empty row's evidence behind where if masked_fill made it: its mask is added now.
 Results: benchmarks/results/nan-programs.md.
 """
 
@@ -394,7 +395,8 @@ def evidence_of_an_empty_row_behind_where(job: Job) -> None:
     def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
         seen = torch.ones(4, 8, dtype=torch.bool)
         seen[1] = not bad
-        evidence = h.masked_fill(~seen, -torch.inf).logsumexp(-1)  #!
+        mask = torch.zeros(4, 8).masked_fill(~seen, -torch.inf)
+        evidence = (h + mask).logsumexp(-1)  #!
         return torch.where(seen.any(-1), evidence, 0.0).mean()
 
     fit(job, job.wrap(net()), loss_of)
@@ -820,6 +822,19 @@ def variance_of_a_schedule_whose_first_is_zero(job: Job) -> None:
         return (h - batch(job, step)).square().mean()
 
     fit(job, net(), loss_of)
+
+
+@healthy("fsdp")
+def evidence_of_a_row_that_is_masked_behind_where(job: Job) -> None:
+    """The NaN of an empty row's derivative is left out by that of masked_fill."""
+
+    def loss_of(h: torch.Tensor, bad: bool, step: int) -> torch.Tensor:
+        seen = torch.ones(4, 8, dtype=torch.bool)
+        seen[1] = False
+        evidence = h.masked_fill(~seen, -torch.inf).logsumexp(-1)
+        return torch.where(seen.any(-1), evidence, 0.0).mean()
+
+    fit(job, job.wrap(net()), loss_of)
 
 
 @healthy()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -122,6 +124,9 @@ REASONS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "power": (lambda: leaf(-1, 1) ** 0.3, "aten.pow.Tensor_Scalar", "negative numbers to the power 0.3"),
     "number": (lambda: leaf(0, 1) * 1e39, "aten.mul.Tensor", "the number 1e+39 is infinite in float32, whose largest is 3.4028e+38; 0 times inf"),
     "masked softmax": (lambda: masked().softmax(-1), "aten._softmax.default", "softmax of a row that is -inf only"),
+    "learned power": (lambda: leaf(-1, 1) ** leaf(0.3, 2), "aten.pow.Tensor_Tensor", "to the power 0.3 to 2: the base goes down to -1"),
+    "learned power of zero": (lambda: leaf(0, 1) ** leaf(-2, -1), "aten.pow.Tensor_Tensor", "0 to the power -2 to -1: the base has 1 zeros"),
+    "powers of both signs": (lambda: leaf(0, 1) ** leaf(-2, 1), "aten.pow.Tensor_Tensor", "1 zeros, or an overflow"),
     "mean of nothing": (lambda: torch.empty(0).mean(), "aten.mean.default", "the mean of no elements is 0/0"),
     "arc": (lambda: leaf(2, 0).acos(), "aten.acos.default", "acos outside of -1 to 1"),
     "ignored": (
@@ -243,11 +248,37 @@ def _determinant(x):
     return torch.logdet(x[:, :4] * 0 + torch.eye(4))
 
 
+def _learned_power_of_a_relu(x):
+    """The derivative by the exponent has log(0), which autograd's own `where` leaves out; that of relu leaves 1/0 out."""
+    return (x.relu() ** leaf(0.5)).sum()
+
+
+def _foreign(*values):
+    """Of the shape [4, 8], begins with these; no recorded operator has seen them."""
+    return torch.from_numpy(np.resize(np.array(values, dtype=np.float32), (4, 8)))
+
+
+def _row_that_is_never_taken(x):
+    table = _foreign(*[1.0] * 24, *[np.nan] * 8)
+    return (x[:3] * table[torch.tensor([0, 1, 2])]).sum()
+
+
+def _loaded(value):
+    file = io.BytesIO()
+    torch.save(_foreign(0.0, 0.0, 0.0, value), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def _mask_of_a_checkpoint(x):
+    return (x + torch.zeros(4, 8).copy_(_loaded(-np.inf))).softmax(-1).square().sum()
+
+
 @pytest.mark.parametrize(
     "healthy",
     [
         _branch_not_chosen, _buffer_filled_later, _missing_values_left_out, _mask_written_into_a_view, _masked_classes,
-        _determinant,
+        _determinant, _learned_power_of_a_relu, _row_that_is_never_taken, _mask_of_a_checkpoint,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("level", ["fast", "full"])
@@ -276,6 +307,30 @@ def _infinite_before_the_backward(x):
     return (p * (p / q).log()).sum()  #!
 
 
+def _learned_power_of_a_zero(x):
+    return ((x * 0) ** leaf(0.5)).sum()  #!
+
+
+def _row_taken_in_the_end(x):
+    table, total = _foreign(*[1.0] * 24, *[np.nan] * 8), 0
+    for row in range(4):
+        total = total + table[torch.tensor([row])].sum()  #!
+    return total * x.sum()
+
+
+def _value_of_a_checkpoint(x):
+    return (x + torch.zeros(4, 8).copy_(_loaded(np.nan))).sum()  #!
+
+
+def _infinite_label(x):
+    return F.smooth_l1_loss(x, _foreign(0.0, 0.0, 0.0, np.inf))  #!
+
+
+def _infinite_label_added_up_later(x):
+    errors = (x - _foreign(0.0, 0.0, 0.0, np.inf)).abs()
+    return errors.mean()  #!
+
+
 @pytest.mark.parametrize(
     ("broken", "operator", "reason"),
     [
@@ -283,6 +338,11 @@ def _infinite_before_the_backward(x):
         (_row_of_the_buffer_left, "full", "NaN is written deliberately"),
         (_masked_target, "nll_loss_forward", "is not left out here and makes the loss infinite"),
         (_infinite_before_the_backward, "div", "division by zero: the divisor has 6 zeros"),
+        (_learned_power_of_a_zero, "pow", "0 to the power -0.5: the base has 32 zeros, in the derivative of pow"),
+        (_row_taken_in_the_end, "index", "a tensor of shape [4, 8] that no recorded operator made already had 8 NaN"),
+        (_value_of_a_checkpoint, "copy_", "a tensor of shape [4, 8] that no recorded operator made already had 8 NaN"),
+        (_infinite_label, "smooth_l1_loss", "already had 8 Inf when it was first read"),
+        (_infinite_label_added_up_later, "mean", "was given, as of a mask, is not left out here"),
     ],
 )
 def test_what_is_written_deliberately_and_does_harm_is_found(broken, operator, reason):
@@ -292,3 +352,46 @@ def test_what_is_written_deliberately_and_does_harm_is_found(broken, operator, r
     assert found.op.name.startswith(f"aten.{operator}.")
     assert found.op.place.endswith(f"test_provenance.py:{at}")
     assert reason in found.reason
+
+
+def _fused(change, **options):
+    """The second step of a fused Adam, before which the first's state or options are changed."""
+    parameter = leaf(1, -2, 3)
+    optimizer = torch.optim.Adam([parameter, leaf(1)], fused=True, **options)
+    for step in range(2):
+        parameter.grad = torch.tensor([1.0, -1.0, 0.5])
+        if step:
+            change(optimizer.param_groups[0], optimizer.state[parameter])
+        optimizer.step()
+    parameter.sum()  # at level fast it is measured where it is read
+
+
+def _negative_second_moment(_group, state):
+    state["exp_avg_sq"].fill_(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (_negative_second_moment, {}, "root of a negative number: the second moment goes down to -"),
+        (_negative_second_moment, {"amsgrad": False, "lr": torch.tensor(0.01)}, "root of a negative number"),
+        (lambda group, _: group.update(betas=(1.0, 0.999)), {}, "the bias correction 1 - beta1**step is 0, as beta1 = 1"),
+        (lambda *_: None, {}, ""),
+        (lambda group, _: group.update(betas=(0.0, 0.5)), {"amsgrad": True, "lr": torch.tensor(0.01)}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("level", ["fast", "full"])
+def test_what_a_fused_adam_divides_by_is_told(change, options, reason, level):
+    found = of(lambda: _fused(change, **options), level=level)
+    assert reason in found.reason
+    assert bool(found.found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("decay", "found"), [(torch.inf, "its alpha, of a learning rate or weight decay perhaps, is inf"), (0.1, "")]
+)
+def test_an_infinite_weight_decay_is_told(decay, found):
+    parameter = leaf(1, -2, 0)
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter], 0.01, weight_decay=decay)
+    assert of(lambda: (optimizer.step(), parameter.sum())).reason == found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from retrograd.trace.deliberate_values import VIEWS
 from retrograd.trace.diffing.identity import base_name
-from retrograd.trace.schema import BACKWARD, OPTIMIZER, Op
+from retrograd.trace.schema import OPTIMIZER, Op
 
 # What hands a number to the program or to other ranks, or begins a backward with it.
 _READS = ("aten._local_scalar_dense", "aten.ones_like", "c10d::", "_c10d_functional::")
@@ -39,6 +39,6 @@ def _leaves_out(op: Op, harmless: dict[int, bool]) -> bool | None:
     if base_name(op.name) in VIEWS:  # one that nobody reads says nothing
         unsure = [known for known in unsure if known is not None]
         return all(unsure) if unsure else None
-    if op.phase == BACKWARD or op.owner == OPTIMIZER:
+    if op.owner == OPTIMIZER:  # writes into parameters, of which later readers may not be seen
         return not unsure
     return all(unsure) if results else None

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from retrograd.trace import gradient_scaling, nan_reasons
 from retrograd.trace.deliberate_values import VIEWS, DeliberateValues
-from retrograd.trace.diffing.identity import base_name
+from retrograd.trace.diffing.identity import base_name, names
 from retrograd.trace.left_out import left_out
 from retrograd.trace.schema import BACKWARD, OPTIMIZER, Op, Stats
 
+_SELECTIONS = names("index index_select embedding gather take take_along_dim embedding_bag _embedding_bag")
 _NEAR = 50  # operators before one of an optimizer in which the number may have been read that it was given
 # Origins: of `nan_provenance.Provenance`.
 MADE, OUTSIDE, UNSEEN, RECEIVED, NOTHING = "made", "outside", "unseen", "received", ""
@@ -40,6 +41,8 @@ class History:
                 self._left_out -= {s.tensor for s in op.outputs}
         self.deliberate = DeliberateValues(self.producers, self.writers, trains=trains)
         for op in ops:
+            if nan_reasons.adopts(op):
+                continue
             self.deliberate.add(op)
             for stats in op.outputs:
                 if all(stats.tensor != source.tensor for source in op.inputs):
@@ -54,9 +57,8 @@ class History:
         if op.name.startswith("fsdp::"):
             return False  # copies into a part of new memory and returns all of it
         # Memory that nobody has written holds anything; that counts where it is read.
-        unread = nan_reasons.only_allocates(op) or (
-            base_name(op.name) in VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
-        )
+        shows = base_name(op.name) in VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
+        unread = shows or nan_reasons.only_allocates(op) or nan_reasons.adopts(op)
         seen = () if unread else (*op.inputs, *op.outputs)
         return any(
             has(stats, kind)
@@ -162,11 +164,18 @@ class History:
             return path, self.cause(path, kind)
         path = self.path_to(loss, "inf", masks=True)
         sizes = [max((math.prod(s.shape) for s in op.outputs if s.inf), default=0) for op in path]
-        at = next((k for k in range(1, len(path)) if sizes[k] < sizes[k - 1]), 0)
+        at = next((k for k in range(1, len(path)) if 0 < sizes[k] < sizes[k - 1]), 0)
+        source = self._bad_input(path[0], "inf", masks=True)
+        if source is not None and not at:  # came in, and is added up where it is first read: no mask
+            return path, (OUTSIDE, path[0], source, _outside_reason(source, path[0]))
         op, tensor = path[at], next((s for s in path[at].outputs if s.inf), None)
+        whose = (
+            f"that {named(path[0])} wrote deliberately"
+            if source is None
+            else f"of a tensor that {named(path[0])} was given"
+        )
         return path[at:], (MADE, op, tensor, (
-            f"an infinity that {named(path[0])} wrote deliberately, as of a mask, is not left out here and "
-            "makes the loss infinite"
+            f"an infinity {whose}, as of a mask, is not left out here and makes the loss infinite"
         ))  # fmt: skip
 
     def cause(self, path: list[Op], kind: str) -> tuple[str, Op, Stats | None, str]:
@@ -188,6 +197,7 @@ class History:
         if base_name(op.name) in VIEWS:
             after = (other for other in self.ops[op.index + 1 :] if base_name(other.name) not in VIEWS)
             op = next((other for other in after if any(s.storage == source.storage for s in other.inputs)), op)
+        op = self._selection(op, source)
         before = self._writers(source, path[0])
         if before and nan_reasons.only_allocates(before[0]):
             return UNSEEN, op, source, (
@@ -195,6 +205,18 @@ class History:
                 "it is uninitialised, or a kernel that is launched beside operators wrote it"
             )  # fmt: skip
         return OUTSIDE, op, source, _outside_reason(source, op)
+
+    def _selection(self, op: Op, source: Stats) -> Op:
+        """The first to take bad elements of a value of which the same line took others before: its index tells more."""
+        readers = [
+            other for other in self.ops[op.index :]
+            if any(s.tensor == source.tensor or -1 < source.storage == s.storage for s in other.inputs)
+            and base_name(other.name) in _SELECTIONS
+        ]  # fmt: skip
+        bad = next((other for other in readers if any(s.bad for s in other.outputs)), None)
+        if bad is None or bad is readers[0]:
+            return op
+        return bad if (bad.name, bad.place) == (readers[0].name, readers[0].place) else op
 
     def _factor_before(self, op: Op) -> str:
         """An infinite factor among an optimizer's operators behind this one, whose results nobody counted."""

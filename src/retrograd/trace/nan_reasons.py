@@ -12,7 +12,7 @@ from collections.abc import Callable
 from retrograd.trace import function_domains
 from retrograd.trace.diffing.identity import base_name, names
 from retrograd.trace.schema import OPTIMIZER, Op
-from retrograd.trace.value_ranges import known_input
+from retrograd.trace.value_ranges import known_input, spread
 
 LARGEST = {
     "float16": 65504.0,
@@ -48,6 +48,11 @@ def only_allocates(op: Op) -> bool:
     return op.name.startswith("aten.") and "empty" in base_name(op.name)
 
 
+def adopts(op: Op) -> bool:
+    """Whether the operator only shows memory that is there, as torch.load does: its content came from outside."""
+    return op.name.startswith("aten.set_.source_Storage")
+
+
 def writes_infinity(op: Op) -> bool:
     """Whether an infinity is among the arguments, as in masked_fill(mask, -inf): deliberate, if no optimizer's."""
     return op.owner != OPTIMIZER and bool(_LITERAL.search(f" {_FACTOR.sub('', op.arguments)}"))
@@ -62,7 +67,8 @@ def explain(op: Op) -> str:
     """The reason in a sentence; "" where none is plain."""
     nan = any(s.nan for s in op.outputs)
     last = _from_infinities if nan else _overflow
-    for rule in (_written, _empty_reduction, _without_eps, infinite_factor, _huge_argument, _by_name, last):
+    written = (_written, _empty_reduction, _corrected_bias, _without_eps, infinite_factor, _huge_argument)
+    for rule in (*written, _by_name, last):
         reason = rule(op, nan)
         if reason:
             return reason
@@ -106,15 +112,30 @@ def _without_eps(op: Op, nan: bool) -> str:
         return "with eps = 0 a row of zeros is divided by 0"
     if zero and base_name(op.name) in _NORMS:
         return "with eps = 0 a row whose numbers are all equal (of an RMS norm: all zero) is 0/0"
+    if re.match(r"_fused_adamw?$", base_name(op.name)) and (low := _second_moment(op)) < 0:
+        return f"root of a negative number: the second moment goes down to {low:.4g}"
     if base_name(op.name) in _QUOTIENTS and not any(s.bad for s in op.inputs):
         return "0/0 or inf/inf in the quotient that is added" + ": eps = 0, and a second moment is zero" * zero
     return ""
 
 
+def _second_moment(op: Op) -> float:
+    """The least after a fused Adam, which writes parameters, gradients, first and second moments, maxima; or before."""
+    count = len(op.outputs) // (5 if "amsgrad=True" in op.arguments else 4)
+    before, after = (stats[3 * count : 4 * count] for stats in (op.inputs, op.outputs))
+    return min((new.low or old.low or 0.0 for old, new in zip(before, after, strict=False)), default=0.0)
+
+
+def _corrected_bias(op: Op, nan: bool) -> str:
+    """Of a fused Adam, which divides by 1 - beta**step."""
+    beta = re.search(r"\b(beta[12])=1(\.0)?(?![\d.])", op.arguments) if "_fused_adam" in op.name else None
+    return f"division by zero: the bias correction 1 - {beta[1]}**step is 0, as {beta[1]} = 1" if beta else ""
+
+
 def infinite_factor(op: Op, nan: bool) -> str:
     """The argument of an optimizer's operator that is infinite or NaN, in a sentence; "" if none is."""
     factor = (_ANY_FACTOR if op.owner == OPTIMIZER else _FACTOR).search(op.arguments)
-    return f"its {factor[1]}, of a learning rate perhaps, is {factor[2]}" if factor is not None else ""
+    return f"its {factor[1]}, of a learning rate or weight decay perhaps, is {factor[2]}" if factor is not None else ""
 
 
 def _huge_argument(op: Op, nan: bool) -> str:
@@ -172,14 +193,18 @@ def _root(op: Op, nan: bool, name: str) -> str:
 
 
 def _power(op: Op, nan: bool, name: str) -> str:
-    exponent = re.search(rf"exponent=({_NUMBER})", op.arguments)
-    if exponent is None:
+    if written := re.search(rf"exponent=({_NUMBER})", op.arguments):
+        least = most = float(written[1])
+        powers = f"{least:g}"
+    elif exponents := known_input(op, 1):
+        least, most, powers = exponents.low or 0.0, exponents.high or 0.0, spread(exponents)
+    else:
         return ""
-    low, zeros, number = _range(op)[0], op.inputs[0].zero, float(exponent[1])
-    if nan and low < 0 and not number.is_integer():
-        return f"negative numbers to the power {number:g}: the base goes down to {low:.4g}"
-    if not nan and number < 0 and zeros:
-        return f"0 to the power {number:g}: the base has {zeros} zeros"
+    low, zeros = _range(op)[0], op.inputs[0].zero
+    if nan and low < 0:  # of finite numbers nothing else gives NaN
+        return f"negative numbers to the power {powers}: the base goes down to {low:.4g}"
+    if not nan and least < 0 and zeros:
+        return f"0 to the power {powers}: the base has {zeros} zeros" + ", or an overflow" * (most > 0)
     return ""
 
 
