@@ -87,7 +87,7 @@ def cause(operators: str, reason: str, *ways: str, **options: Any) -> Callable[[
         places = set()
         for source in options.get("within", (program,)):
             lines, first = inspect.getsourcelines(source)
-            file = Path(inspect.getsourcefile(source) or "").name
+            file = Path(inspect.getsourcefile(inspect.unwrap(source)) or "").name
             places |= {f"{file}:{first + at}" for at, t in enumerate(lines) if t.rstrip().endswith("#!")}
         assert bool(places) != bool(options.get("text")), program.__name__
         CAUSES[program.__name__] = Expected(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
 from collections.abc import Callable
@@ -274,11 +275,18 @@ def _mask_of_a_checkpoint(x):
     return (x + torch.zeros(4, 8).copy_(_loaded(-np.inf))).softmax(-1).square().sum()
 
 
+def _least_that_begins_at_infinity(x):
+    """As a metric of torchmetrics does, which copies the infinity by its memory."""
+    least = copy.deepcopy(torch.tensor(torch.inf))
+    return torch.minimum(least, x.sum())
+
+
 @pytest.mark.parametrize(
     "healthy",
     [
         _branch_not_chosen, _buffer_filled_later, _missing_values_left_out, _mask_written_into_a_view, _masked_classes,
         _determinant, _learned_power_of_a_relu, _row_that_is_never_taken, _mask_of_a_checkpoint,
+        _least_that_begins_at_infinity,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("level", ["fast", "full"])
@@ -331,6 +339,17 @@ def _infinite_label_added_up_later(x):
     return errors.mean()  #!
 
 
+def _least_that_stays_infinite(x):
+    least = copy.deepcopy(torch.tensor(torch.inf))
+    return torch.maximum(least, x.sum())  #!
+
+
+def _infinity_that_becomes_nan_later(x):
+    read = torch.from_numpy(np.array([1.0, 2.0, np.inf, 3.0], dtype=np.float32))  #!
+    read = torch.stack([read, read])
+    return (x[:2, :4] * (read - read.amax())).sum()
+
+
 @pytest.mark.parametrize(
     ("broken", "operator", "reason"),
     [
@@ -338,6 +357,8 @@ def _infinite_label_added_up_later(x):
         (_row_of_the_buffer_left, "full", "NaN is written deliberately"),
         (_masked_target, "nll_loss_forward", "is not left out here and makes the loss infinite"),
         (_infinite_before_the_backward, "div", "division by zero: the divisor has 6 zeros"),
+        (_least_that_stays_infinite, "maximum", "already had 1 Inf when it was first read"),
+        (_infinity_that_becomes_nan_later, "lift_fresh", "already had 1 Inf when it was first read"),
         (_learned_power_of_a_zero, "pow", "0 to the power -0.5: the base has 32 zeros, in the derivative of pow"),
         (_row_taken_in_the_end, "index", "a tensor of shape [4, 8] that no recorded operator made already had 8 NaN"),
         (_value_of_a_checkpoint, "copy_", "a tensor of shape [4, 8] that no recorded operator made already had 8 NaN"),
@@ -395,3 +416,47 @@ def test_an_infinite_weight_decay_is_told(decay, found):
     parameter.grad = torch.ones(3)
     optimizer = torch.optim.SGD([parameter], 0.01, weight_decay=decay)
     assert of(lambda: (optimizer.step(), parameter.sum())).reason == found
+
+
+class _Guarded(torch.optim.Optimizer):
+    """Steps of the length of the parameter, unless `guard` is False of a gradient of 0."""
+
+    def __init__(self, parameters, guard):
+        super().__init__(parameters, {"guard": guard})
+
+    @torch.no_grad()
+    def step(self, _closure=None):
+        (parameter,), guard = self.param_groups[0]["params"], self.param_groups[0]["guard"]
+        ratio = parameter.norm() / parameter.grad.norm()
+        ratio = torch.where((parameter.grad.norm() > 0) | (not guard), ratio, 1.0)
+        parameter.sub_(parameter.grad * ratio)
+
+
+@pytest.mark.parametrize(("guard", "reason"), [(True, ""), (False, "division by zero: the divisor has 1 zeros")])
+@pytest.mark.parametrize("engine", ["python", "tape"])
+def test_what_an_optimizer_leaves_out_by_where_is_no_finding(guard, reason, engine):
+    parameter = leaf(1, -2)
+    optimizer = _Guarded([parameter], guard)
+
+    def steps():
+        for factor in (1.0, 0.0):
+            optimizer.zero_grad()
+            (parameter * factor).sum().backward()
+            optimizer.step()
+        parameter.sum()
+
+    assert of(steps, engine=engine).reason == reason
+
+
+@pytest.mark.parametrize("engine", ["python", "tape"])
+def test_what_is_read_first_in_a_later_step_is_measured_there(engine, tmp_path):
+    parameter = leaf(1, -2)
+    optimizer = torch.optim.SGD([parameter], 0.1)
+
+    with trace.record(engine=engine, out=tmp_path / "run.trace"):
+        label = torch.tensor([1.0, torch.nan])
+        for factor in (1.0, label):
+            (parameter * factor).sum().backward()
+            optimizer.step()
+    found = provenance(trace.load(tmp_path / "run.trace"))
+    assert (found.origin, found.op.name, found.op.step) == ("outside", "aten.mul.Tensor", 1)

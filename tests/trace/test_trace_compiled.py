@@ -208,3 +208,11 @@ def test_where_values_are_missing_it_cannot_be_told(level: str) -> None:
     (cause,) = trace.diff(_run(_mlp, level=level), _run(_mlp, "inductor", level=level)).causes
     assert cause.what == "operators do not correspond where torch.compile compiled in B alone"
     assert "none of these is known to be missing" in cause.why
+
+
+@pytest.mark.parametrize("engine", ["python", "tape"])
+def test_a_program_that_resets_dynamo_is_recorded_to_its_end(engine: str) -> None:
+    with trace.record(engine=engine) as recorder:
+        torch._dynamo.reset()  # removes the callbacks of the recording
+        torch.ones(2).sum()
+    assert [op.name for op in recorder.trace.ops][-1] == "aten.sum.default"

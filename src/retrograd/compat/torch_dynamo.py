@@ -51,8 +51,9 @@ def _call_around(handler: Any, quiet: Callable[[bool], None]) -> Callable[[], No
     handler.register_end_callback(end)
 
     def undo() -> None:
-        handler.remove_start_callback(begin)
-        handler.remove_end_callback(end)
+        for remove, callback in ((handler.remove_start_callback, begin), (handler.remove_end_callback, end)):
+            with suppress(ValueError):  # torch._dynamo.reset() has removed all
+                remove(callback)
 
     return undo
 

@@ -67,7 +67,7 @@ class DeliberateValues:
                 known = nan or (view and self._nan_in.get(stats.storage, False))
                 self._nan_in[stats.storage], self._infinite_in[stats.storage] = known, False
                 self.nan |= {stats.tensor} if known else set()
-            elif stats.inf:
+            elif stats.inf or (number and stats.nan is None):
                 known = infinite or (view and self._infinite_in.get(stats.storage, False))
                 self._infinite_in[stats.storage] = known
                 self.infinite |= {stats.tensor} if known else set()

@@ -5,6 +5,7 @@ An operator that made one is no cause: neither a loss, nor a gradient, nor what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from retrograd.trace.deliberate_values import VIEWS
@@ -34,11 +35,13 @@ def _leaves_out(op: Op, harmless: dict[int, bool]) -> bool | None:
     """Whether its results do without what its inputs have; None if it says nothing of that."""
     if op.name.startswith(_READS):
         return False
+    if re.search(r"^aten\.(new_\w+|\w+_like)\.", op.name):
+        return None  # asks for a shape only
     results = [s for s in op.outputs if "float" in s.dtype or "complex" in s.dtype]
     unsure = [harmless.get(s.tensor) for s in results if s.bad or s.nan is None]
     if base_name(op.name) in VIEWS:  # one that nobody reads says nothing
         unsure = [known for known in unsure if known is not None]
         return all(unsure) if unsure else None
-    if op.owner == OPTIMIZER:  # writes into parameters, of which later readers may not be seen
-        return not unsure
+    if op.owner == OPTIMIZER and base_name(op.name) == "where":
+        return not any(s.bad for s in results)  # counted or not: what it chooses goes on into a parameter, which is
     return all(unsure) if results else None

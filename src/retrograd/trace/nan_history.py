@@ -197,7 +197,7 @@ class History:
         if base_name(op.name) in VIEWS:
             after = (other for other in self.ops[op.index + 1 :] if base_name(other.name) not in VIEWS)
             op = next((other for other in after if any(s.storage == source.storage for s in other.inputs)), op)
-        op = self._selection(op, source)
+        op = self._selection(self._first_to_read(source, op), source)
         before = self._writers(source, path[0])
         if before and nan_reasons.only_allocates(before[0]):
             return UNSEEN, op, source, (
@@ -205,6 +205,12 @@ class History:
                 "it is uninitialised, or a kernel that is launched beside operators wrote it"
             )  # fmt: skip
         return OUTSIDE, op, source, _outside_reason(source, op)
+
+    def _first_to_read(self, source: Stats, op: Op) -> Op:
+        """The first that has bad results by a value that came in; of an Inf the way of a NaN may begin later."""
+        readers = (other for other in self.ops[: op.index] if any(s.tensor == source.tensor for s in other.inputs))
+        passed = (r for r in readers if base_name(r.name) not in VIEWS and any(s.bad for s in r.outputs))
+        return next(passed, op)
 
     def _selection(self, op: Op, source: Stats) -> Op:
         """The first to take bad elements of a value of which the same line took others before: its index tells more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sized
-from functools import partial
 from typing import Any
 
 import torch
@@ -218,7 +217,7 @@ class Observer:
         dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
         if plain and dense and not tensor.is_quantized and tensor.device.type != "meta":
             tensor = sparse_values(tensor) if tensor.layout is torch.sparse_coo else tensor
-            self._unrecorded(lambda: self.statistics.request(tensor, partial(setattr, value, "row")))
+            self._unrecorded(lambda: self.statistics.request(tensor, value.take))
 
     def _share_statistics(self, value: Value, pending: PendingOp, tensor: torch.Tensor) -> None:
         """A view with the elements of its source has the statistics of its source."""

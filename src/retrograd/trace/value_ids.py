@@ -65,6 +65,10 @@ class Value:
         """The memory that it shows, of which later values are other versions; its own where that is unknown."""
         return (self.number,) if self.storage < 0 else (self.storage, self.offset, tuple(self.shape))
 
+    def take(self, row: StatisticsRow) -> None:
+        """Its statistics; of one that was made in a step before, after its record without any."""
+        self.row, self._stats = row, None
+
     def stats(self) -> Stats:
         """The value as a record; made once the statistics are there."""
         if self._stats is None:

@@ -239,7 +239,7 @@ class TapeObserver(Observer):
             if value is None:
                 self._rows[number] = row
             else:
-                value.row = row
+                value.take(row)
 
     def _pending(self, event: tuple[Any, ...]) -> PendingOp:
         op, step, phase, line, inside, module, node, attributes, inputs, outputs, kernels, optimizing = event

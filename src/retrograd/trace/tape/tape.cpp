@@ -818,8 +818,9 @@ void after(State& s, Lock& lock, Call& call, const IValue* outs, size_t count) {
     if (op.view && call.writes.empty()) {
       link(s, v, call, t);
     } else if (!(op.flags & (MEMORY | ALIASES | ASYNCHRONOUS)) && !s.names) {
-      // Of what an optimizer keeps only parameters and quotients count at level fast.
-      if (s.full || !s.optimizing || call.quotient || (t.is_leaf() && t.requires_grad())) ask(s, lock, v, t);
+      // Of what an optimizer keeps only parameters, shards of which have names, and quotients count at level fast.
+      if (s.full || !s.optimizing || call.quotient || v.name >= 0 || (t.is_leaf() && t.requires_grad()))
+        ask(s, lock, v, t);
     }
   };
   for (size_t at = 0; at < count; at++) tensors_in(outs[at], note);
