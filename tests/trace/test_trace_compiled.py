@@ -216,3 +216,34 @@ def test_a_program_that_resets_dynamo_is_recorded_to_its_end(engine: str) -> Non
         torch._dynamo.reset()  # removes the callbacks of the recording
         torch.ones(2).sum()
     assert [op.name for op in recorder.trace.ops][-1] == "aten.sum.default"
+
+
+def _compiled_steps(make_loss: Any, optimizer: Any) -> trace.Provenance:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    body = torch.compile(lambda x, factor: make_loss(model(x) * factor), backend="aot_eager")
+    updates = optimizer(model.parameters())
+    with trace.record(engine="tape") as recorder:
+        for factor in (1.0, 0.0):
+            body(torch.ones(2, 4), torch.tensor(factor)).mean().backward()
+            updates.step()
+            updates.zero_grad()
+        model.weight.sum()
+    return trace.provenance(recorder.trace)
+
+
+OPTIMIZERS = [
+    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    lambda p: torch.optim.AdamW(p, 0.1),
+    lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adamw", "fused"])
+def test_no_optimizer_is_accused_of_a_gradient_that_compiled_code_made(optimizer: Any) -> None:
+    found = _compiled_steps(lambda h: h.square().sum(-1).sqrt(), optimizer)
+    assert (found.found, found.origin, found.op.step) == ("nan", "unseen", 1)
+    assert "nobody has counted, as a gradient of compiled code is" in found.reason
+    assert _compiled_steps(lambda h: (h.square().sum(-1) + 1).sqrt(), optimizer).found == ""
+    loss = _compiled_steps(lambda h: h.abs().log(), optimizer)  # infinite before the gradient is NaN
+    assert (loss.origin, loss.op.name) == ("outside", "aten.mean.default")

@@ -30,6 +30,7 @@ class History:
         self.searched = [op for op in ops if op.step >= begin and step in (None, op.step)]
         self.skips = gradient_scaling.skips(ops)
         self._overflows: dict[int, Op] = {}  # of each skip the first overflow
+        self._results = {stats.tensor for op in ops for stats in op.outputs}
         self.producers: dict[int, Op] = {}
         self.writers: dict[int, list[Op]] = {}
         trains = any(op.phase == BACKWARD for op in ops)
@@ -152,7 +153,7 @@ class History:
 
     def bad_loss_before(self, op: Op) -> Op | None:
         """The loss, if it was bad before an operator of its backward made a NaN of finite numbers."""
-        if op.phase != BACKWARD or self._bad_input(op, "nan") is not None:
+        if self._bad_input(op, "nan") is not None or (op.phase != BACKWARD and self._given_unseen(op) is None):
             return None
         return next((loss for loss in self.bad_losses() if loss.step == op.step and loss.index < op.index), None)
 
@@ -191,8 +192,14 @@ class History:
                 f"{'NaN' if kind == 'nan' else 'Inf'}, or the sum over ranks is too large"
             )  # fmt: skip
         if source is None:
-            reason = self._factor_before(op) or nan_reasons.explain(op) or _not_measured(op)
-            return MADE, op, next((s for s in op.outputs if s.bad), None), reason
+            factor, reason = self._factor_before(op), nan_reasons.explain(op)
+            if not factor and (gradient := self._given_unseen(op)) is not None:
+                return UNSEEN, op, gradient, (
+                    f"it was given a tensor of shape {list(gradient.shape)} that no recorded operator made and nobody "
+                    "has counted, as a gradient of compiled code is (--compiled eager records it)"
+                    + f"; or {reason}" * bool(reason)
+                )  # fmt: skip
+            return MADE, op, next((s for s in op.outputs if s.bad), None), factor or reason or _not_measured(op)
         # A view computes nothing: the first to compute with it tells more.
         if base_name(op.name) in VIEWS:
             after = (other for other in self.ops[op.index + 1 :] if base_name(other.name) not in VIEWS)
@@ -226,15 +233,22 @@ class History:
 
     def _factor_before(self, op: Op) -> str:
         """An infinite factor among an optimizer's operators behind this one, whose results nobody counted."""
+        reasons = (nan_reasons.infinite_factor(here, nan=False) for here in self._uncounted(op))
+        return next(filter(None, reasons), "")
+
+    def _given_unseen(self, op: Op) -> Stats | None:
+        """What an optimizer was given that nobody made or counted: a gradient of code that torch.compile generated."""
+        uncounted = (s for here in self._uncounted(op) for s in here.inputs if s.nan is None and s.shape and not s.name)
+        return next((s for s in uncounted if "float" in s.dtype and s.tensor not in self._results), None)
+
+    def _uncounted(self, op: Op) -> Iterator[Op]:
+        """An operator of an optimizer, and those of its own behind it whose results nobody counted."""
         behind, seen = [op], {op.index}
         while op.owner == OPTIMIZER and behind:
-            here = behind.pop()
-            if reason := nan_reasons.infinite_factor(here, nan=False):
-                return reason
+            yield (here := behind.pop())
             more = [other for other in self._unmeasured(here) if other.index not in seen]
             seen |= {other.index for other in more}
             behind += more
-        return ""
 
     def _forward_of(self, op: Op) -> Op | None:
         """The forward that made an Inf itself where its derivative, which made one too, is infinite."""

@@ -16,7 +16,7 @@ from retrograd.core.notebook import Shown
 from retrograd.core.schema import Record
 from retrograd.trace import nan_reasons
 from retrograd.trace.nan_history import NOTHING, History, named
-from retrograd.trace.schema import Op, Stats, Trace
+from retrograd.trace.schema import BACKWARD, Op, Stats, Trace
 from retrograd.trace.trial_runs import without_trials
 
 SCHEMA = "retrograd.provenance/1"
@@ -117,7 +117,8 @@ def provenance(trace: Trace, *, step: int | None = None, begin: int = 0, births:
         if first is not None:
             path, loss = history.path_to(first, kind), None
             if kind == "nan" and (loss := history.bad_loss_before(path[0])) is not None:
-                facts["notes"] += (f"the first NaN is in its backward, made by {named(path[0])}",)
+                where = "in its backward, made" if path[0].phase == BACKWARD else "after its backward, read"
+                facts["notes"] += (f"the first NaN that was counted is {where} by {named(path[0])}",)
             if loss is None:
                 origin, op, tensor, reason = history.cause(path, kind)
             else:
