@@ -57,6 +57,7 @@ PROGRAMS = {
     "healthy single: 11 of 11, healthy ddp: 3 of 3, healthy fsdp: 2 of 2",
     "nan_ordinary python": "single: 20 of 20, ddp: 5 of 5, fsdp: 4 of 4, "
     "healthy single: 7 of 7, healthy ddp: 3 of 3, healthy fsdp: 1 of 1",
+    "nan_further auto": "single: 20 of 20, ddp: 17 of 17, fsdp: 17 of 17",
     "nan_loops auto": "single: 20 of 20, fsdp: 5 of 5, ddp: 7 of 7, "
     "healthy single: 11 of 11, healthy ddp: 5 of 5, healthy fsdp: 1 of 1",
 }

@@ -128,6 +128,11 @@ REASONS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "learned power": (lambda: leaf(-1, 1) ** leaf(0.3, 2), "aten.pow.Tensor_Tensor", "to the power 0.3 to 2: the base goes down to -1"),
     "learned power of zero": (lambda: leaf(0, 1) ** leaf(-2, -1), "aten.pow.Tensor_Tensor", "0 to the power -2 to -1: the base has 1 zeros"),
     "powers of both signs": (lambda: leaf(0, 1) ** leaf(-2, 1), "aten.pow.Tensor_Tensor", "1 zeros, or an overflow"),
+    "addcdiv": (lambda: torch.addcdiv(leaf(1, 1), leaf(1, 2), leaf(0, 2)), "aten.addcdiv.default", "division by zero: the divisor has 1 zeros"),
+    "quotient": (lambda: torch.addcdiv(leaf(1, 1), leaf(0, 3e38), leaf(1, 0.1)), "aten.addcdiv.default", ""),
+    "sinh": (lambda: leaf(-100, 0).sinh(), "aten.sinh.default", "sinh overflows float32 beyond 89.42, and its input reaches 100"),
+    "bessel": (lambda: torch.special.i0(leaf(-92, 0)), "aten.i0.default", "i0 overflows float32 beyond 91.88, and its input reaches 92"),
+    "reflection": (lambda: torch.logdet(torch.tensor([[-1.0, 0], [0, 1]])), "aten._linalg_slogdet.default", "the determinant is negative"),
     "mean of nothing": (lambda: torch.empty(0).mean(), "aten.mean.default", "the mean of no elements is 0/0"),
     "arc": (lambda: leaf(2, 0).acos(), "aten.acos.default", "acos outside of -1 to 1"),
     "ignored": (

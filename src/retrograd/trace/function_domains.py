@@ -75,7 +75,9 @@ def _singular(op: Op, nan: bool, name: str) -> str:
 
 
 def _determinant(op: Op, nan: bool, name: str) -> str:
-    return "" if nan else "log(0) is -inf: the determinant is 0, of a matrix that is singular"
+    if any(s.bad for s in op.outputs):
+        return "" if nan else "log(0) is -inf: the determinant is 0, of a matrix that is singular"
+    return "log of a negative number, of which torch.logdet makes NaN: the determinant is negative"
 
 
 def _connectionist(op: Op, nan: bool, name: str) -> str:

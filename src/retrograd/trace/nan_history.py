@@ -192,6 +192,9 @@ class History:
                 f"{'NaN' if kind == 'nan' else 'Inf'}, or the sum over ranks is too large"
             )  # fmt: skip
         if source is None:
+            makers = (self.producers.get(s.tensor) for s in op.inputs if base_name(op.name) == "where")
+            determinants = (o for o in makers if o and base_name(o.name) == "_linalg_slogdet" and o.place == op.place)
+            op = next(determinants, op)
             factor, reason = self._factor_before(op), nan_reasons.explain(op)
             if not factor and (gradient := self._given_unseen(op)) is not None:
                 return UNSEEN, op, gradient, (

@@ -152,7 +152,8 @@ def _huge_argument(op: Op, nan: bool) -> str:
 
 
 def _divided(op: Op, nan: bool, name: str) -> str:
-    dividend, divisor = known_input(op, 0), known_input(op, 1)
+    at = int(name == "addcdiv")  # what is added to is first
+    dividend, divisor = known_input(op, at), known_input(op, at + 1)
     if divisor is None and "other=0" in op.arguments:
         return "0/0: it divides by the number 0" if nan else "division by the number 0"
     if divisor is None or not divisor.zero:
@@ -163,10 +164,14 @@ def _divided(op: Op, nan: bool, name: str) -> str:
 
 
 def _exponential(op: Op, nan: bool, name: str) -> str:
-    largest, high = _largest(op), _range(op)[1]
+    largest, (low, high) = _largest(op), _range(op)
     if nan or math.isinf(largest):
         return ""
     limit = math.log(largest, 2.0 if name == "exp2" else math.e)
+    if name in ("cosh", "sinh"):
+        limit, high = limit + math.log(2), max(high, -low)
+    elif name in ("i0", "special_i1"):  # e^x / sqrt(2 pi x) where x is large
+        limit, high = limit + math.log(2 * math.pi * limit) / 2, max(high, -low)
     if high < limit * 0.999:
         return ""
     return f"{name} overflows {op.outputs[0].dtype} beyond {limit:.4g}, and its input reaches {high:.4g}"
@@ -211,7 +216,7 @@ def _power(op: Op, nan: bool, name: str) -> str:
 # All but the first are asked where the range of the first input is known.
 _RULES: dict[str, Callable[[Op, bool, str], str]] = {
     **dict.fromkeys(("div", "true_divide", "_foreach_div", "remainder", "fmod", "addcdiv", "reciprocal_div"), _divided),
-    **dict.fromkeys(("exp", "exp2", "expm1", "_foreach_exp", "cosh", "sinh"), _exponential),
+    **dict.fromkeys(("exp", "exp2", "expm1", "_foreach_exp", "cosh", "sinh", "i0", "special_i1"), _exponential),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "_foreach_log"), _logarithm),
     **dict.fromkeys(("sqrt", "rsqrt", "reciprocal", "_foreach_sqrt", "_foreach_rsqrt", "_foreach_reciprocal"), _root),
     **dict.fromkeys(("pow", "float_power", "_foreach_pow"), _power),
