@@ -54,7 +54,8 @@ LONGEST = (
     "tests/fsdp/test_ordered_steps.py", "tests/trace/test_trace_tape.py", "tests/ttir/test_memory_use.py",
     "tests/codegen/test_examined.py", "tests/codegen/test_recompilation.py", "tests/graph/test_mechanical_edits.py",
     "tests/trace/test_trace_diff_command.py", "tests/codegen/test_facts.py", "tests/graph/test_watch_plugin.py",
-    "tests/trace/test_trace_terminated.py", "tests/ttir/test_tuned_ops.py", "tests/fsdp/test_record_logs.py",
+    "tests/trace/test_trace_terminated.py", "tests/trace/test_nan_programs.py", "tests/trace/test_trace_shards.py",
+    "tests/ttir/test_tuned_ops.py", "tests/fsdp/test_record_logs.py",
 )  # fmt: skip
 # The field for the module is a regular expression here, unlike on pytest's command line.
 STRICT = "error::UserWarning:triton.*"

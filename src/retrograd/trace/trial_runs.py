@@ -32,11 +32,11 @@ def trial_runs(ops: Sequence[Op]) -> set[int]:
         if op.owner == OPTIMIZER or op.name.startswith("c10d") or any(t.tensor in read for t in op.outputs):
             read.update(t.tensor for t in op.inputs)
             used[op.index] = _place(op)
-    again, made, trials = set(used.values()), set[int](), set[int]()
+    again, results, trials = set(used.values()), set[int](), set[int]()
     for op in (op for op in ops if op.index not in used):
-        if (op.phase != OTHER and _place(op) in again) or any(t.tensor in made for t in op.inputs):
+        if (op.phase != OTHER and _place(op) in again) or any(t.tensor in results for t in op.inputs):
             trials.add(op.index)
-            made.update(t.tensor for t in op.outputs)
+            results.update(t.tensor for t in op.outputs)
     return trials
 
 
