@@ -1,4 +1,7 @@
-"""Programs as users write them, with a NaN and healthy ones, on one process, under DDP and under FSDP2."""
+"""Programs as users write them, with a NaN and healthy ones, on one process, under DDP and under FSDP2.
+
+Beside them nan_ordinary.py, nan_further.py and nan_healthy.py of benchmarks, which take a minute more.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,6 @@ import torch.distributed as dist
 PROGRAMS = {
     "nan_programs python": "single: 30 of 30, ddp: 11 of 11, fsdp: 6 of 6, ranks: 1 of 1, "
     "healthy single: 11 of 11, healthy ddp: 3 of 3, healthy fsdp: 2 of 2",
-    "nan_ordinary python": "single: 20 of 20, ddp: 5 of 5, fsdp: 4 of 4, "
-    "healthy single: 7 of 7, healthy ddp: 3 of 3, healthy fsdp: 1 of 1",
-    "nan_further auto": "single: 20 of 20, ddp: 17 of 17, fsdp: 17 of 17",
     "nan_loops auto": "single: 20 of 20, fsdp: 5 of 5, ddp: 7 of 7, "
     "healthy single: 11 of 11, healthy ddp: 5 of 5, healthy fsdp: 1 of 1",
 }
