@@ -8,6 +8,7 @@ from dataclasses import replace
 from retrograd.trace.schema import OPTIMIZER, OTHER, Op, Trace
 
 _POINT_TO_POINT = ("c10d::send", "c10d::recv_")
+_USES = ("c10d", "aten._local_scalar_dense")  # another rank, or the program itself, as it reads a validation loss
 
 
 def without_trials(trace: Trace) -> Trace:
@@ -22,18 +23,17 @@ def without_trials(trace: Trace) -> Trace:
 def trial_runs(ops: Sequence[Op]) -> set[int]:
     """The indices of operators of modules that ran again in the step, where nothing used the results this time.
 
-    An optimizer uses them, or another rank, directly or by what is computed from them. Only who sends to other ranks
-    has any: a program of one rank may run a module, or a backward within a loss, for what nothing reads.
+    An optimizer uses them, another rank, or the program that reads a number, as they are or by what is made of them.
+    Only who sends to other ranks has any: one rank alone may run a module for what nothing reads.
     """
     used, read = dict[int, Hashable](), set[int]()
-    if not any(op.name.startswith(_POINT_TO_POINT) for op in ops):
-        return set()
-    for op in reversed(ops):
-        if op.owner == OPTIMIZER or op.name.startswith("c10d") or any(t.tensor in read for t in op.outputs):
+    sends = any(op.name.startswith(_POINT_TO_POINT) for op in ops)
+    for op in reversed(ops) if sends else ():
+        if op.owner == OPTIMIZER or op.name.startswith(_USES) or any(t.tensor in read for t in op.outputs):
             read.update(t.tensor for t in op.inputs)
             used[op.index] = _place(op)
     again, results, trials = set(used.values()), set[int](), set[int]()
-    for op in (op for op in ops if op.index not in used):
+    for op in (op for op in ops if sends and op.index not in used):
         if (op.phase != OTHER and _place(op) in again) or any(t.tensor in results for t in op.inputs):
             trials.add(op.index)
             results.update(t.tensor for t in op.outputs)
