@@ -69,9 +69,13 @@ def _compare_ranks(a: Trace, ranks: Sequence[tuple[Trace, str]], level: str | No
         )
     both = assemble(a, [trace for trace, _ in ranks])
     title_b = f"{len(ranks)} ranks, {ranks[0][1]} the first"
-    result = compare(both.reference, both.trace, "attainable", (title, title_b))
+    # What compiled code hid has no counterpart, and a note tells: values of single shards are in no whole run.
+    compiled = {trace.meta.get("compiled", "") for trace in (a, *(t for t, _ in ranks))} - {""}
+    hidden = [f"compiled: {text}" for text in sorted(compiled)]
+    sides = (replace(t, meta={k: t.meta[k] for k in t.meta if k != "compiled"}) for t in (both.reference, both.trace))
+    result = compare(*sides, "attainable", (title, title_b))
     causes = tuple(both.told(cause) for cause in result.causes)
-    return replace(result, causes=causes, notes=(*both.notes(), *result.notes))
+    return replace(result, causes=causes, notes=(*both.notes(), *hidden, *result.notes))
 
 
 def _loaded(source: Source, letter: str) -> tuple[Trace, str]:
