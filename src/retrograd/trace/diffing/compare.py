@@ -72,8 +72,10 @@ def _compare_ranks(a: Trace, ranks: Sequence[tuple[Trace, str]], level: str | No
     # What compiled code hid has no counterpart, and a note tells: values of single shards are in no whole run.
     compiled = {trace.meta.get("compiled", "") for trace in (a, *(t for t, _ in ranks))} - {""}
     hidden = [f"compiled: {text}" for text in sorted(compiled)]
-    sides = (replace(t, meta={k: t.meta[k] for k in t.meta if k != "compiled"}) for t in (both.reference, both.trace))
-    result = compare(*sides, "attainable", (title, title_b))
+    whole, ranked = (
+        replace(t, meta={k: t.meta[k] for k in t.meta if k != "compiled"}) for t in (both.reference, both.trace)
+    )
+    result = compare(whole, ranked, "attainable", (title, title_b))
     causes = tuple(both.told(cause) for cause in result.causes)
     return replace(result, causes=causes, notes=(*both.notes(), *hidden, *result.notes))
 
