@@ -23,7 +23,7 @@ ODD = plan.Sizes(1, 7, 5, 3, 8, (1, 0, 3), 4)
 ALL_SIZES = (ENCODER, DECODER, ODD)
 BINARIES = "triton.backends.nvidia"
 # `add` is the backward with additions; every other kernel has a file of its name.
-KERNELS = ("add", "backward", "cells", "count", "fill", "forward", "reduce", "scan", "scatter")
+KERNELS = ("add", "backward", "cells", "combine", "count", "fill", "forward", "reduce", "scan", "scatter")
 
 
 @pytest.mark.parametrize("sizes", ALL_SIZES, ids=["encoder", "decoder", "odd"])
@@ -51,24 +51,34 @@ def test_every_kernel_has_a_file() -> None:
 def test_addresses_are_in_the_order_of_the_struct() -> None:
     text = (launch._FOLDER / "common.cuh").read_text()
     struct = text[text.index("struct Problem {") :]
-    names = re.findall(r"^ +(?:const char|char|Record|unsigned)\* (\w+);", struct[: struct.index("}")], re.M)
+    names = re.findall(r"^ +(?:const char|char|Record|unsigned|float)\* (\w+);", struct[: struct.index("}")], re.M)
     assert names == [slot.name.lower() for slot in launch._ADDRESSES]
 
 
 @pytest.mark.parametrize("sizes", ALL_SIZES, ids=["encoder", "decoder", "odd"])
 def test_plan_of_the_sort(sizes: plan.Sizes) -> None:
     sort = plan.plan_sort(sizes, 132)
-    assert sort.bands * sort.band >= sizes.pixels
+    assert sort.bands * sort.band >= sort.bins == sizes.pixels
     assert sort.bands == 1 or sort.band % 1024 == 0
     assert 1 <= sort.chunks <= max(1, sizes.queries)
     threads = launch._THREADS["cells"][0]
-    assert plan.cells_ctas(sizes, threads) * threads // (sizes.channels // 4) * plan.CELLS_SEGMENT >= sizes.samples
+    assert plan.cells_ctas(sizes, threads) * threads // (sizes.channels // 4) * plan.SEGMENT >= sizes.samples
 
 
 def test_way_of_the_sums() -> None:
     assert plan.way(ENCODER, deterministic=False) is plan.Way.CELLS
     assert plan.way(DECODER, deterministic=False) is plan.Way.ADD
+    assert plan.way(ENCODER, deterministic=True) is plan.Way.ORDERED
+    assert plan.way(ENCODER, deterministic=True, known=False) is plan.Way.REDUCE
     assert plan.way(DECODER, deterministic=True) is plan.Way.REDUCE
+
+
+def test_cells_have_a_row_and_a_column_more() -> None:
+    sort = plan.plan_sort(ODD, 132, ((2, 3), (1, 1)))
+    assert sort.bins == 3 * 4 + 2 * 2
+    assert plan.parts(ODD, sort) == sort.bins + 1
+    threads = launch._THREADS["combine"][0]
+    assert plan.combine_ctas(ENCODER, threads) * threads >= ENCODER.pixels * ENCODER.channels // 4
 
 
 def test_the_faster_of_the_two_is_chosen() -> None:
@@ -120,7 +130,7 @@ def _facts(name: str, arch: str, sizes: plan.Sizes, tmp_path: Path, **macros: in
     shape = dict(HEADS=sizes.heads, CHANNELS=sizes.channels, LEVELS=len(sizes.points))
     points = dict(POINTS=",".join(map(str, sizes.points)))
     lanes = sizes.lanes(bool(macros.get("ADD")) or name in plan.SUMMING)
-    rest = dict(BORDER=0, ALIGNED=0, DOTS=1, ADD=0, LANE_ELEMENTS=sizes.channels // lanes)
+    rest = dict(BORDER=0, ALIGNED=0, DOTS=1, ADD=0, ORDERED=0, LANE_ELEMENTS=sizes.channels // lanes)
     threads, blocks = launch._THREADS.get("add" if macros.get("ADD") else name, (32 * len(sizes.points), 1))
     options = launch.options_of(arch, tuple((types | shape | points | rest | macros).items()), threads, blocks)
     cubin = tmp_path / "msda.cubin"
@@ -135,15 +145,18 @@ def _facts(name: str, arch: str, sizes: plan.Sizes, tmp_path: Path, **macros: in
 @pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: it comes with PyTorch for CUDA")
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("sizes", [ENCODER, DECODER], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", (*KERNELS, "ordered cells", "ordered fill"))
 def test_machine_code(name: str, sizes: plan.Sizes, arch: str, tmp_path: Path) -> None:
     """No spills; rows come 16 bytes a load, and go 16 bytes an addition without a fence."""
-    adds = name == "add"
-    usage, code = _facts("backward" if adds else name, arch, sizes, tmp_path, ADD=int(adds))
+    adds, ordered = name == "add", name in ("combine", "ordered cells", "ordered fill")
+    file = "backward" if adds else name.removeprefix("ordered ")
+    usage, code = _facts(file, arch, sizes, tmp_path, ADD=int(adds), ORDERED=int(ordered))
     assert "STACK:0" in usage, usage
     assert "LOCAL:0" in usage, usage
     if name in ("forward", "backward", "reduce", "fill"):
         assert re.search(r"(LDG|STG)\.E\.128", code)
+    if name == "ordered cells":
+        assert not re.search(r"REDG|ATOM", code)
     if name in ("cells", "add"):
         assert re.search(r"REDG\.E\.ADD\.F32x4", code)
         assert "MEMBAR" not in code
@@ -153,7 +166,12 @@ gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
     reason="needs a GPU of compute capability 9.0 or more",
 )
-WAYS = {"add": (dict(queries=20), False), "cells": (dict(queries=900), False), "reduce": (dict(queries=300), True)}
+WAYS = {
+    "add": (dict(queries=20), False),
+    "cells": (dict(queries=900), False),
+    "ordered": (dict(queries=900), True),
+    "reduce": (dict(queries=300), True),
+}
 
 
 def _case(way: str, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[dict[str, Any], bool]:
@@ -194,7 +212,8 @@ def test_more_pixels_than_shared_memory_has_bins(deterministic: bool) -> None:
     case = make_inputs(levels, torch.float32, "cuda", batch=1, queries=10000, heads=2, points=4, channels=8)
     sizes = plan.Sizes(1, 50600, 10000, 2, 8, (4, 4), 4)
     assert plan.plan_sort(sizes, 132).bands == 2
-    assert plan.way(sizes, deterministic) is (plan.Way.REDUCE if deterministic else plan.Way.CELLS)
+    assert plan.plan_sort(sizes, 132, tuple(levels)).bands == 2
+    assert plan.way(sizes, deterministic) is (plan.Way.ORDERED if deterministic else plan.Way.CELLS)
     assert_within_budget(run(case, impl="cuda", deterministic=deterministic), truth(case), case)
 
 

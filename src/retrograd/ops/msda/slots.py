@@ -24,3 +24,4 @@ class Slot(IntEnum):
     STARTS = 13
     SUMS = 14
     TICKET = 15
+    PARTIALS = 16

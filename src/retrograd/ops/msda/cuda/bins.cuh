@@ -1,4 +1,4 @@
-// The samples of a part of the queries and the bins (pixels) they are sorted into.
+// The samples of a part of the queries and the bins (pixels, if ORDERED cells) they are sorted into.
 
 #pragma once
 #include "common.cuh"
@@ -6,6 +6,16 @@
 namespace {
 
 extern __shared__ unsigned bins[];
+
+__device__ __forceinline__ int band_of(const Problem& p, int from) {
+    return (int)(p.bins - from < p.band ? p.bins - from : p.band);
+}
+
+// No gradient, of a point that touches nothing.
+__device__ __forceinline__ void store_zeros(const Problem& p, long long at) {
+    if (p.grad_weights) store_point(p.grad_weights, at, 0.0f);
+    if (p.grad_locations) store_location(p.grad_locations, at, 0.0f, 0.0f);
+}
 
 // A part of an image's queries for one head: whole units, whose order is the order of the samples in a bin.
 struct Chunk {
@@ -19,9 +29,11 @@ struct Chunk {
     }
 };
 
-// The bin of a sample among those of this CTA, or -2; a cell left of or above the level is in the first one inside.
+// The bin of a sample among those of this CTA, or -2; where it is a pixel, a cell left of or above the level is in the
+// first one inside.
 __device__ __forceinline__ int bin_of(const Sample& s, Level level, int from, int band) {
-    const int bin = level.start + (s.y0 > 0 ? s.y0 : 0) * level.width + (s.x0 > 0 ? s.x0 : 0) - from;
+    const int pixel = level.start + (s.y0 > 0 ? s.y0 : 0) * level.width + (s.x0 > 0 ? s.x0 : 0);
+    const int bin = (ORDERED ? cell_of(s.x0, s.y0, level) : pixel) - from;
     return s.corners && bin >= 0 && bin < band ? bin : -2;
 }
 

@@ -1,4 +1,4 @@
-// All three gradients of sorted samples, cell by cell.
+// All three gradients of sorted samples, cell by cell; if ORDERED the sums of a cell's corners in place of grad_value.
 
 #include "gradients.cuh"
 
@@ -6,7 +6,7 @@ namespace {
 
 struct Batch {
     float4 shares[32];  // of the corners, times the weight
-    uint4 places[32];   // offset of the first corner | corners; offset to the row below; offset in grad_out
+    uint4 places[32];   // offset of the first corner | corners; offset to the row below; offset in grad_out; cell
     uint4 own[32];      // tx and ty, -0.0 where the sample does not move with x or y; weight; number of the sample
 };
 
@@ -15,7 +15,6 @@ struct Shared {
     Batch batches[WARPS][2];
 };
 
-constexpr int SEGMENT = 64;  // samples of a group, as in plan.py
 constexpr unsigned NOWHERE = ALL;
 
 __device__ __forceinline__ void add_cell(float* sums, unsigned base, unsigned cell, unsigned down,
@@ -26,6 +25,16 @@ __device__ __forceinline__ void add_cell(float* sums, unsigned base, unsigned ce
     if (cell & 2) add_row(sums + (from + PIXEL_BYTES) / ELEMENT, total[1], 1.0f);
     if (cell & 4) add_row(sums + (from + down) / ELEMENT, total[2], 1.0f);
     if (cell & 8) add_row(sums + (from + down + PIXEL_BYTES) / ELEMENT, total[3], 1.0f);
+}
+
+// The corners' sums of a part of a cell, each a row.
+// Those on the right of it go on to the next cell, if that is `beside` it.
+__device__ __forceinline__ void keep_part(float* parts, unsigned part, const float (&total)[4][VEC], bool beside) {
+    if (part == NOWHERE) return;
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+        if (!(c % 2 && beside))
+            *(float4*)(parts + (part * 4ull + c) * CHANNELS) = make_float4(total[c][0], total[c][1], total[c][2], total[c][3]);
 }
 
 // What a lane knows of its sample of a batch before the batch is prepared.
@@ -49,6 +58,7 @@ __device__ __forceinline__ unsigned prepare(const Problem& p, const Tables& tabl
         place.x = (unsigned)(level.start + s.y0 * level.width + s.x0) * PIXEL_BYTES | s.corners;
         place.y = level.width * PIXEL_BYTES;
         place.z = (unsigned)((image * p.queries + query) * HEADS + head) * ROW_BYTES;
+        if constexpr (ORDERED) place.w = cell_of(s.x0, s.y0, level);
         const float lower = weight * s.ty, upper = weight * (1.0f - s.ty);
         share = make_float4(upper * (1.0f - s.tx), upper * s.tx, lower * (1.0f - s.tx), lower * s.tx);
         own = make_uint4(__float_as_uint(s.moves_x ? s.tx : -0.0f), __float_as_uint(s.moves_y ? s.ty : -0.0f),
@@ -76,12 +86,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cells(const __grid
     fill_tables(p, shared.tables);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / LANES, j = lane % LANES;
     const int image = blockIdx.y / HEADS, head = blockIdx.y % HEADS;
-    const unsigned samples = p.starts[blockIdx.y * (p.pixels + 1) + p.pixels];
+    const unsigned* starts = p.starts + blockIdx.y * (p.bins + 1);
+    const unsigned samples = starts[p.bins];
     const unsigned* numbers = p.numbers + blockIdx.y * p.queries * K;
     const unsigned base = (unsigned)((image * p.pixels * HEADS + head) * ROW_BYTES + j * LANE_BYTES);
     const unsigned first = ((blockIdx.x * WARPS + warp) * GROUPS + group) * SEGMENT;
     if (((blockIdx.x * WARPS + warp) * GROUPS) * SEGMENT >= samples) return;
     float* sums = (float*)p.grad_value;
+    const long long segments = (p.queries * K + SEGMENT - 1) / SEGMENT;
+    float* parts = p.partials + blockIdx.y * (p.bins + segments) * 4 * CHANNELS + j * VEC;
     const auto number_of = [&](int batch) {
         const unsigned m = first + batch + j;
         return m < samples && batch + j < SEGMENT ? numbers[m] : NOWHERE;
@@ -99,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cells(const __grid
     one = {two, point_of(two)};
     two = number_of(2 * LANES);
     __syncwarp();
-    unsigned cell = NOWHERE, down = 0;
+    unsigned cell = NOWHERE, down = 0, bin = NOWHERE, part = NOWHERE;
     float corner[4][VEC] = {}, total[4][VEC] = {};
 #pragma unroll 1
     for (int start = 0; start < SEGMENT; start += LANES) {
@@ -121,7 +134,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cells(const __grid
             if (changes >> i & 1) {
                 const uint4 where = batch.places[i * GROUPS + group];
                 if (where.x != cell) {
-                    add_cell(sums, base, cell, down, total);
+                    bool beside = false;
+                    if constexpr (ORDERED) {
+                        beside = where.w == bin + 1 && (where.x & ~15u) == (cell & ~15u) + PIXEL_BYTES;
+                        bin = where.w;
+                        keep_part(parts, part, total, beside);
+                        // What a cell has in segments after its first one is kept apart, one part a segment.
+                        const bool later = cell == NOWHERE && where.x != NOWHERE && starts[where.w] < first;
+                        part = where.x == NOWHERE ? NOWHERE : later ? (unsigned)p.bins + first / SEGMENT : where.w;
+                    } else {
+                        add_cell(sums, base, cell, down, total);
+                    }
                     cell = where.x, down = where.y;
                     Raw raw[4] = {};
                     if (DOTS && cell != NOWHERE) read_corners<true>(p, base, make_uint2(cell, down), raw);
@@ -129,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cells(const __grid
                     for (int c = 0; c < 4; ++c) {
                         unpack(raw[c], corner[c]);
 #pragma unroll
-                        for (int v = 0; v < VEC; ++v) total[c][v] = 0.0f;
+                        for (int v = 0; v < VEC; ++v) total[c][v] = c % 2 == 0 && beside ? total[c + 1][v] : 0.0f;
                     }
                 }
             }
@@ -161,5 +184,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cells(const __grid
         changes = next_changes;
         __syncwarp();
     }
-    add_cell(sums, base, cell, down, total);
+    if constexpr (ORDERED)
+        keep_part(parts, part, total, false);
+    else
+        add_cell(sums, base, cell, down, total);
 }

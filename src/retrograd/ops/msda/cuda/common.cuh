@@ -12,9 +12,11 @@
 //   REDUCE  count, scan, fill: the same sort, stable; reduce.cu adds up the samples of the cells around a pixel in the
 //           order of the queries and writes the row once. Bitwise repeatable, as nothing in it depends on the order in
 //           which CTAs run.
+//   ORDERED count, scan, fill, cells: as CELLS, by a stable sort, but a cell's four rows are kept; combine.cu adds up
+//           those of the four cells around a pixel. Bitwise repeatable likewise, where the host knows the levels.
 //
 // launch.py sets the macros: VALUE_TYPE and POINT_TYPE (enum Type), HEADS, CHANNELS, LEVELS, POINTS (of each level),
-// BORDER, ALIGNED, DOTS and ADD (what of the backward), LANE_ELEMENTS, THREADS, BLOCKS.
+// BORDER, ALIGNED, DOTS, ADD and ORDERED (what of the backward), LANE_ELEMENTS, THREADS, BLOCKS.
 
 #pragma once
 
@@ -39,7 +41,8 @@ constexpr int GROUPS = 32 / LANES;
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ROW_BYTES = CHANNELS * ELEMENT;
 constexpr unsigned PIXEL_BYTES = HEADS * ROW_BYTES;
-constexpr int SLICE = 1024;  // bins that a CTA scans
+constexpr int SLICE = 1024;   // bins that a CTA scans
+constexpr int SEGMENT = 64;   // samples of a group in `cells`, as in plan.py
 constexpr unsigned ALL = 0xffffffffu;
 #define INFINITE __int_as_float(0x7f800000)
 static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0 && LANES * VEC == CHANNELS, "CHANNELS");
@@ -64,11 +67,13 @@ struct Problem {
     const char* shapes;     // [LEVELS, 2] (height, width), or null: then `sizes`
     Record* records;        // [B, H, Q * K]
     unsigned* numbers;      // [B, H, Q * K] query * K + k, instead of records
-    unsigned* counts;       // [B, H, chunks, S] samples of a bin in a chunk of queries, then the first one's place
-    unsigned* starts;       // [B, H, S + 1] first sample of a bin
+    unsigned* counts;       // [B, H, chunks, bins] samples of a bin in a chunk of queries, then the first one's place
+    unsigned* starts;       // [B, H, bins + 1] first sample of a bin
     unsigned* sums;         // [B, H, chunks, slices]
     unsigned* ticket;       // units taken
+    float* partials;        // [B, H, bins + segments, 4, C] sums of a cell's corners, of its part in each segment
     long long pixels, queries;
+    long long bins;  // a pixel each, or if ORDERED a cell each
     int sizes[2 * LEVELS];
     int shapes_bytes;  // of an integer of `shapes`
     int images;        // B
@@ -77,7 +82,8 @@ struct Problem {
 };
 
 struct Level {
-    int width, height, start, pad;
+    int width, height, start;
+    int cells;  // of the levels before
 };
 
 struct Sample {
@@ -222,6 +228,11 @@ __device__ __forceinline__ Sample locate(float2 p, Level level) {
     return s;
 }
 
+// The cell of a sample among those of its image and head: a row and a column of them more than there are pixels.
+__device__ __forceinline__ int cell_of(int x, int y, Level level) {
+    return level.cells + (y + 1) * (level.width + 1) + x + 1;
+}
+
 struct Tables {
     Level levels[LEVELS];
     Level points[K > 0 ? K : 1];
@@ -237,17 +248,19 @@ __device__ __forceinline__ long long size_of(const Problem& p, int i) {
 // Level l, from sizes as the host or the device knows them; one that does not fit into the pixels is empty. `whole` is
 // whether the levels up to l are exactly the first `end` pixels.
 __device__ Level level_at(const Problem& p, int l, bool& whole, long long& end) {
-    long long height = 0, width = 0, area = 0;
+    long long height = -1, width = 0, area = 0;
+    int cells = 0;
     bool fits = true;
     whole = true, end = 0;
     for (int i = 0; i <= l; ++i) {
+        cells += (int)((width + 1) * (height + 1));
         height = size_of(p, 2 * i), width = size_of(p, 2 * i + 1);
         area = height * width;
         end += area;
         fits = height >= 0 && width >= 0 && area >= 0 && end >= area && end <= p.pixels;
         whole = whole && fits;
     }
-    return fits && area ? Level{(int)width, (int)height, (int)(end - area), 0} : Level{0, 0, 0, 0};
+    return fits && area ? Level{(int)width, (int)height, (int)(end - area), cells} : Level{0, 0, 0, 0};
 }
 
 // Every thread up to K or LEVELS makes its own entry: the sizes are few, and one barrier does.

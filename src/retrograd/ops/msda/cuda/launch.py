@@ -28,8 +28,9 @@ _THREADS = {
     "count": (512, 2),
     "scan": (1024, 1),
     "reduce": (256, 2),
-    "scatter": (512, 2),
+    "scatter": (1024, 1),
     "cells": (256, 2),
+    "combine": (128, 10),
 }
 
 
@@ -37,13 +38,14 @@ _THREADS = {
 _ADDRESSES = (
     *(Slot.VALUE, Slot.LOCATIONS, Slot.WEIGHTS, Slot.GRAD_OUT, Slot.OUT, Slot.GRAD_VALUE, Slot.GRAD_LOCATIONS),
     *(Slot.GRAD_WEIGHTS, Slot.SHAPES, Slot.RECORDS, Slot.NUMBERS, Slot.COUNTS, Slot.STARTS, Slot.SUMS, Slot.TICKET),
+    Slot.PARTIALS,
 )
 
 
 class _Problem(ctypes.Structure):
     _fields_ = (
         ("addresses", ctypes.c_void_p * len(_ADDRESSES)),
-        *((name, ctypes.c_longlong) for name in ("pixels", "queries")),
+        *((name, ctypes.c_longlong) for name in ("pixels", "queries", "bins")),
     )
 
 
@@ -123,14 +125,16 @@ def msda_bwd(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed:
         ValueError: `why_not` names a reason.
 
     Numerics: inside float32. With spec.deterministic grad_value is bitwise repeatable: the samples are sorted by the
-    cell they lie in, stably, and a warp adds up those of a pixel. Otherwise rows are added to it by float32 atomic
+    cell they lie in, stably, and added up in that order, up to 64 of a cell and then the cells around a pixel, or where
+    few touch a pixel or the sizes of the levels are in a tensor of the GPU, all of a pixel by a warp. Otherwise rows are added to it by float32 atomic
     additions, which flush subnormal sums: all samples of a cell at once after a sort where many touch a pixel, each on
     its own where few do. grad_locations and grad_weights are bitwise repeatable in each way, the last
     bits of the ways differ.
 
-    Memory: with S * B * H pixels and Q * B * H * K samples, sorting takes 4 bytes a sample, or 16 if deterministic, and
-    4 bytes a pixel and part of the queries (about 8 parts on an H200 where B * H * L is 128); additions take grad_value
-    in float32 for 16-bit values.
+    Memory: with S * B * H pixels and Q * B * H * K samples, sorting takes 4 bytes a sample and 4 bytes a pixel and part
+    of the queries (about 8 parts on an H200 where B * H * L is 128); additions take grad_value in float32 for 16-bit
+    values. If deterministic, cells in their order take 16 * C bytes a cell, and one more for each 64 samples, which is
+    four times value in float32 and more; a warp a pixel 16 bytes a sample instead.
     """
     _check(inputs, spec)
     if not inputs.value.numel() or not inputs.weights.numel():
@@ -233,54 +237,63 @@ def _planned(call: _Call) -> _Planned:
     sizes, processors = call.sizes, _processors(call.device_index)
     if call.needed is None:
         return (_walk(call, "forward", plan.plan_forward(sizes, processors, *_THREADS["forward"])),), ()
-    way = plan.way(sizes, call.spec.deterministic) if call.needed.value else None
+    known = bool(call.levels)
+    way = plan.way(sizes, call.spec.deterministic, known) if call.needed.value else None
     dots, adds = call.needed.locations or call.needed.weights, way is plan.Way.ADD
     launches, buffers = [], []
     if way is not None:
         shape = (sizes.batch, sizes.pixels, sizes.heads, sizes.channels)
-        summed = way is not plan.Way.REDUCE
+        summed = way in (plan.Way.ADD, plan.Way.CELLS)
         buffers.append(Buffer(Slot.GRAD_VALUE, torch.float32 if summed else call.value_dtype, shape, zeros=summed))
-    if adds or (dots and way is not plan.Way.CELLS):
+    if adds or (dots and way not in (plan.Way.CELLS, plan.Way.ORDERED)):
         threads = _THREADS["add" if adds else "backward"]
         launches.append(_walk(call, "backward", plan.plan_queries(sizes, processors, *threads, adds=adds), dots, adds))
-    if way in (plan.Way.CELLS, plan.Way.REDUCE):
-        sort, work = _sort(call, dots, reduces=way is plan.Way.REDUCE)
+    if way is not None and not adds:
+        sort, work = _sort(call, dots, way)
         launches += sort
         buffers += work
     return tuple(launches), tuple(buffers)
 
 
-def _sort(call: _Call, dots: bool, *, reduces: bool) -> _Planned:
-    """Sort the samples by cell, then add them up for each pixel or, unless it `reduces`, walk over the cells."""
-    sizes = call.sizes
-    sort = plan.plan_sort(sizes, _processors(call.device_index))
+def _sort(call: _Call, dots: bool, way: plan.Way) -> _Planned:
+    """Sort the samples by cell, then add them up for each pixel, or walk over the cells."""
+    sizes, reduces, ordered = call.sizes, way is plan.Way.REDUCE, way is plan.Way.ORDERED
+    sort = plan.plan_sort(sizes, _processors(call.device_index), call.levels if ordered else ())
     image_heads = sizes.batch * sizes.heads
     counts = {
         Slot.RECORDS if reduces else Slot.NUMBERS: (4 if reduces else 1) * image_heads * sizes.samples,
-        Slot.COUNTS: image_heads * sort.chunks * sizes.pixels,
-        Slot.STARTS: image_heads * (sizes.pixels + 1),
+        Slot.COUNTS: image_heads * sort.chunks * sort.bins,
+        Slot.STARTS: image_heads * (sort.bins + 1),
         Slot.SUMS: image_heads * sort.chunks * sort.slices,
         Slot.TICKET: 1,
+        **({Slot.PARTIALS: image_heads * plan.parts(sizes, sort) * 4 * sizes.channels} if ordered else {}),
     }
     problem = _problem(call)
-    problem.chunks, problem.band = sort.chunks, sort.band
+    problem.bins, problem.chunks, problem.band = sort.bins, sort.chunks, sort.band
     problem.unit_queries, problem.tiled = plan.SORT_UNIT, int(sizes.queries == sizes.pixels)
 
-    def launch(name: str, ctas: int | None, rows: int, shared_bytes: int = 0, threads: int | None = None) -> _Launch:
-        bounds = (threads, 1) if threads is not None else _THREADS[name]
-        macros = _macros(name, call, dots and name == "cells")
+    def launch(name: str, ctas: int | None, rows: int, shared_bytes: int = 0) -> _Launch:
+        bounds = (32 * len(sizes.points), 1) if name == "fill" else _THREADS[name]
+        macros = _macros(name, call, dots and name == "cells", ordered=ordered)
         kernel = _kernel(call.device_index, name, macros, *bounds, shared_bytes)
-        if ctas is None:
-            ctas = kernel.max_clusters if reduces else plan.cells_ctas(sizes, kernel.threads)
-        return _Launch(kernel, ctas, rows, problem)
+        return _Launch(kernel, ctas or kernel.max_clusters, rows, problem)
 
     chunks, band_bytes = image_heads * sort.chunks, 4 * sort.band
-    launches = [launch("count", chunks, sort.bands, band_bytes), launch("scan", sort.slices, image_heads)]
-    if reduces:
-        launches += [launch("fill", chunks, sort.bands, band_bytes, 32 * len(sizes.points)), launch("reduce", None, 1)]
-    else:
-        launches += [launch("scatter", chunks, sort.bands, band_bytes), launch("cells", None, image_heads)]
-    return tuple(launches), tuple(Buffer(slot, torch.int32, (count,)) for slot, count in counts.items())
+    names = ["count", "scan", "scatter" if way is plan.Way.CELLS else "fill", "reduce" if reduces else "cells"]
+    grids: dict[str, tuple[int | None, int]] = {
+        "count": (chunks, sort.bands),
+        "scan": (sort.slices, image_heads),
+        "scatter": (chunks, sort.bands),
+        "fill": (chunks, sort.bands),
+        "reduce": (None, 1),  # as many as there is place for
+        "cells": (plan.cells_ctas(sizes, _THREADS["cells"][0]), image_heads),
+        "combine": (plan.combine_ctas(sizes, _THREADS["combine"][0]), image_heads),
+    }
+    launches = tuple(
+        launch(name, *grids[name], band_bytes if name in ("count", "scatter", "fill") else 0)
+        for name in names + ["combine"] * ordered
+    )
+    return launches, tuple(Buffer(slot, torch.int32, (count,)) for slot, count in counts.items())
 
 
 def _walk(call: _Call, name: str, walk: plan.WalkPlan, dots: bool = False, adds: bool = False) -> _Launch:
@@ -314,8 +327,10 @@ def _problem(call: _Call) -> Any:
     return problem
 
 
-def _macros(name: str, call: _Call, dots: bool, adds: bool = False) -> tuple[tuple[str, Any], ...]:
-    """Of a kernel; `dots`: with those of locations and weights, `adds`: with additions to float32 sums."""
+def _macros(
+    name: str, call: _Call, dots: bool, adds: bool = False, ordered: bool = False
+) -> tuple[tuple[str, Any], ...]:
+    """Of a kernel; `dots`: with gradients of locations and weights, `adds`: with additions to float32 sums."""
     spec, sizes = call.spec, call.sizes
     macros = dict(
         VALUE_TYPE=_TYPES[call.value_dtype],
@@ -328,6 +343,7 @@ def _macros(name: str, call: _Call, dots: bool, adds: bool = False) -> tuple[tup
         ALIGNED=int(spec.align_corners),
         DOTS=int(dots),
         ADD=int(adds),
+        ORDERED=int(ordered),
         LANE_ELEMENTS=sizes.channels // sizes.lanes(adds or name in plan.SUMMING),
     )
     return tuple(macros.items())

@@ -14,11 +14,11 @@ MAX_POINTS = 128
 _MAX_CHANNELS = 128  # 4 a lane
 _MAX_LEVELS = 16
 _BAND = 48 * 1024  # bins of 4 bytes in a CTA's shared memory
-CELLS_SEGMENT = 64  # samples that a group of `cells` takes
+SEGMENT = 64  # samples that a group of `cells` takes
 SORT_UNIT = 256  # queries that the sort takes at a time
 _L2_BYTES = 24 << 20  # of value that L2 keeps beside all else
 _SLICE = 1024  # bins that a CTA of `scan` takes
-SUMMING = ("cells", "reduce")  # kernels in which a lane has 4 elements of a row
+SUMMING = ("cells", "reduce", "combine")  # kernels in which a lane has 4 elements of a row
 UNIT_WIDTH = 16  # of a unit where queries are pixels
 # Queries of all heads below which Triton's forward is ahead, in 16 bits where it asks for all points of a row together,
 # up to so many numbers: 5.6 us against 10.6 for 2400 and 17.6 against 34.6 for 14400, in bfloat16 4.5 against 7.0 and
@@ -69,8 +69,9 @@ class WalkPlan:
 
 @dataclass(frozen=True)
 class Sort:
-    """The counting sort of samples by pixel."""
+    """The counting sort of samples by pixel or cell."""
 
+    bins: int  # pixels, or the cells of all levels, a row and a column more than they have pixels
     chunks: int  # parts of the queries that are counted apart
     band: int  # bins that fit into shared memory at a time
     bands: int  # how many of these
@@ -134,18 +135,22 @@ def plan_forward(sizes: Sizes, processors: int, threads: int, blocks: int) -> Wa
 
 
 class Way(Enum):
-    """How grad_value comes: ADD atomically row by row, REDUCE sorted samples by pixel, CELLS add sorted cells up."""
+    """How grad_value comes: ADD atomically row by row, REDUCE sorted samples by pixel, CELLS add sorted cells up,
+    ORDERED add them up in the order of the queries.
+    """
 
     ADD = "add"
     REDUCE = "reduce"
     CELLS = "cells"
+    ORDERED = "ordered"
 
 
-def way(sizes: Sizes, deterministic: bool) -> Way:
-    """How grad_value is computed."""
+def way(sizes: Sizes, deterministic: bool, known: bool = True) -> Way:
+    """How grad_value is computed; `known`: the host knows the sizes of the levels, so how many cells there are."""
+    many = 4 * sizes.samples >= _SORTED_ADDS * sizes.pixels
     if deterministic:
-        return Way.REDUCE
-    return Way.CELLS if 4 * sizes.samples >= _SORTED_ADDS * sizes.pixels else Way.ADD
+        return Way.ORDERED if many and known else Way.REDUCE
+    return Way.CELLS if many else Way.ADD
 
 
 def forward_pays(sizes: Sizes) -> bool:
@@ -162,16 +167,28 @@ def backward_pays(sizes: Sizes, deterministic: bool) -> bool:
 
 def cells_ctas(sizes: Sizes, threads: int) -> int:
     """CTAs of `cells` for an image and head, if every sample touches something."""
-    return -(-sizes.samples // (threads // sizes.lanes(adds=True) * CELLS_SEGMENT))
+    return -(-sizes.samples // (threads // sizes.lanes(adds=True) * SEGMENT))
 
 
-def plan_sort(sizes: Sizes, processors: int) -> Sort:
-    """For the counting sort."""
+def combine_ctas(sizes: Sizes, threads: int) -> int:
+    """CTAs of `combine` for an image and head."""
+    return -(-sizes.pixels // (threads // sizes.lanes(adds=True)))
+
+
+def parts(sizes: Sizes, sort: Sort) -> int:
+    """Rows of four corners that `cells` keeps for an image and head: of each cell, and of one that goes on in a segment."""
+    return sort.bins + -(-sizes.samples // SEGMENT)
+
+
+def plan_sort(sizes: Sizes, processors: int, levels: tuple[tuple[int, int], ...] = ()) -> Sort:
+    """For the counting sort by pixel, or of `levels` by cell."""
+    bins = sum((h + 1) * (w + 1) for h, w in levels) if levels else sizes.pixels
     wanted = 8 * processors // (sizes.batch * sizes.heads * len(sizes.points))
-    bands = -(-sizes.pixels // _BAND)
+    bands = -(-bins // _BAND)
     return Sort(
+        bins=bins,
         chunks=max(1, min(wanted, sizes.queries // SORT_UNIT)),
-        band=sizes.pixels if bands == 1 else _BAND,
+        band=bins if bands == 1 else _BAND,
         bands=bands,
-        slices=-(-sizes.pixels // _SLICE),
+        slices=-(-bins // _SLICE),
     )

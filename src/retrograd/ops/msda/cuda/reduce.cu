@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) reduce(const __gri
         const Level level = shared.tables.levels[l];
         const int tile = tile_of(p, level, PER_LEVEL[l]), across = (level.width + tile - 1) / tile;
         const long long image = image_head / HEADS, head = image_head % HEADS;
-        const unsigned* starts = p.starts + (long long)image_head * (p.pixels + 1) + level.start;
+        const unsigned* starts = p.starts + (long long)image_head * (p.bins + 1) + level.start;
         const Record* records = p.records + (long long)image_head * p.queries * K;
         const char* grad_out = p.grad_out + (image * p.queries * HEADS + head) * ROW_BYTES + j * LANE_BYTES;
         for (int i = warp; i < tile * tile / 4; i += WARPS) {

@@ -8,11 +8,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) scan(const __grid_
     __shared__ unsigned partial[WARPS], before;
     const int slices = gridDim.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const long long bin = blockIdx.x * SLICE + threadIdx.x;
-    unsigned* counts = p.counts + blockIdx.y * p.chunks * p.pixels + bin;
+    unsigned* counts = p.counts + blockIdx.y * p.chunks * p.bins + bin;
     unsigned mine = 0;
-    if (bin < p.pixels)
+    if (bin < p.bins)
 #pragma unroll 8
-        for (int c = 0; c < p.chunks; ++c) mine += counts[c * p.pixels];
+        for (int c = 0; c < p.chunks; ++c) mine += counts[c * p.bins];
     unsigned sum = 0;
     for (int i = threadIdx.x; i < p.chunks * (int)blockIdx.x; i += THREADS)
         sum += p.sums[((long long)blockIdx.y * p.chunks + i / blockIdx.x) * slices + i % blockIdx.x];
@@ -28,14 +28,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) scan(const __grid_
     __syncthreads();
     unsigned place = before + inclusive - mine;
     for (int w = 0; w < warp; ++w) place += partial[w];
-    if (bin < p.pixels) {
-        unsigned* starts = p.starts + blockIdx.y * (p.pixels + 1) + bin;
+    if (bin < p.bins) {
+        unsigned* starts = p.starts + blockIdx.y * (p.bins + 1) + bin;
         starts[0] = place;
-        if (bin == p.pixels - 1) starts[1] = place + mine;
+        if (bin == p.bins - 1) starts[1] = place + mine;
 #pragma unroll 8
         for (int c = 0; c < p.chunks; ++c) {
-            const unsigned count = counts[c * p.pixels];
-            counts[c * p.pixels] = place;
+            const unsigned count = counts[c * p.bins];
+            counts[c * p.bins] = place;
             place += count;
         }
     }

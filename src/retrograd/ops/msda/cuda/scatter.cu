@@ -5,9 +5,9 @@
 // The samples of a bin in any order, for sums that are no less any order; gradients of points that touch nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) scatter(const __grid_constant__ Problem p) {
     __shared__ Tables tables;
-    const int from = blockIdx.y * p.band, band = (int)(p.pixels - from < p.band ? p.pixels - from : p.band);
+    const int from = blockIdx.y * p.band, band = band_of(p, from);
     for (int bin = threadIdx.x; bin < band; bin += THREADS)
-        bins[bin] = p.counts[blockIdx.x * p.pixels + from + bin];
+        bins[bin] = p.counts[blockIdx.x * p.bins + from + bin];
     fill_tables(p, tables);
     const int image_head = blockIdx.x / p.chunks;
     unsigned* numbers = p.numbers + image_head * p.queries * K;
@@ -15,8 +15,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) scatter(const __gr
     for_samples(p, tables, from, band, [&](int query, int k, int bin) {
         if (bin >= 0) numbers[atomicAdd(&bins[bin], 1u)] = (unsigned)query * K + k;
         if (bin != -1 || from) return;
-        const long long at = (row + (long long)query * HEADS) * K + k;
-        if (p.grad_weights) store_point(p.grad_weights, at, 0.0f);
-        if (p.grad_locations) store_location(p.grad_locations, at, 0.0f, 0.0f);
+        store_zeros(p, (row + (long long)query * HEADS) * K + k);
     });
 }

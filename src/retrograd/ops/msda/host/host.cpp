@@ -9,7 +9,7 @@ namespace {
 
 // The numbers of slots.py.
 enum Slot { VALUE, SHAPES, REFERENCES, LOCATIONS, WEIGHTS, GRAD_OUT, OUT, GRAD_VALUE, GRAD_LOCATIONS, GRAD_WEIGHTS,
-            SLOTS = 16 };
+            SLOTS = 17 };
 
 constexpr size_t kMostLevels = 16;
 
