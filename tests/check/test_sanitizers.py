@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import stat
+from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from retrograd.check import sanitizers
@@ -110,3 +113,24 @@ def test_kernels_are_compiled_with_the_mode():
     with triton.knobs.compilation.scope():
         sanitizers.switch_on("consan")
         assert triton.knobs.compilation.instrumentation_mode == "consan"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs kernels on a GPU")
+@pytest.mark.parametrize(
+    ("mode", "op", "wanted"), [("gsan", "racy", "gsan"), ("gsan", "atomic", ""), ("consan", "racy", "")]
+)
+def test_on_a_gpu(mode, op, wanted):
+    """A sum by plain additions of several programs is a race in global memory, and none within a program."""
+    if versions.minor(versions.installed("triton")) < versions.minor("3.9"):
+        pytest.skip("Triton 3.9 has sanitizers")
+    target = f"{Path(__file__).parent / 'sanitized_ops.py'}:{op}"
+    result = CliRunner().invoke(
+        main,
+        ["verify", target, "--device", "cuda", "--level", "quick", "--only", "races", "--sanitize", mode, "--json"],
+    )
+    (stage,) = json.loads(result.stdout)["stages"]
+    assert {finding["kind"] for finding in stage["findings"]} - {"race"} == ({wanted} if wanted else set())
+    assert any(
+        note.startswith((f"{mode}: no fault", f"{mode}: 1 fault", f"{mode}: 2 faults")) for note in stage["notes"]
+    )

@@ -49,16 +49,15 @@ def check_mode(mode: str) -> None:
 
 
 def switch_on(mode: str) -> None:
-    """Have this process compile kernels with a sanitizer; gsan sees the memory of its own allocator alone."""
+    """Have this process compile kernels with a sanitizer; gsan sees the memory of its own pool alone."""
     from triton import knobs
 
     knobs.compilation.instrumentation_mode = mode
     if mode == "gsan":
-        import torch
-
         gsan = importlib.import_module("triton.experimental.gsan")  # which older releases do not have
-        # For all threads: a pool would be that of one, and backwards allocate in another.
-        torch.cuda.memory.change_current_allocator(gsan.get_allocator())
+        from retrograd.compat.torch_cuda import allocate_from
+
+        allocate_from(gsan.create_mem_pool())
 
 
 def with_sanitizer(report: Report, command: VerifyCommand, mode: str, timeout: float) -> Report:

@@ -1,9 +1,13 @@
-"""CUDA by torch's private shortcuts: current device and stream in a fraction of a microsecond, a kernel that waits."""
+"""CUDA by torch's private shortcuts: current device and stream in a fraction of a microsecond, a kernel that waits,
+a pool of memory for all threads.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -45,6 +49,27 @@ def keep_busy(cycles: int) -> None:
         square = square @ square
 
 
+def allocate_from(pool: torch.cuda.MemPool) -> None:
+    """Have all threads allocate from the pool on the current device until the process ends.
+
+    `torch.cuda.use_mem_pool` is for one thread, and a backward allocates in another; torch aborts a process that ends
+    while a pool is in use.
+    """
+    if not works(POOL):
+        scope = contextlib.ExitStack()
+        scope.enter_context(torch.cuda.use_mem_pool(pool))
+        atexit.register(scope.close)
+        return
+    device = torch.cuda.current_device()
+    torch._C._cuda_beginAllocateToPool(device, pool.id)
+
+    def end() -> None:
+        torch._C._cuda_endAllocateToPool(device, pool.id)
+        torch._C._cuda_releasePool(device, pool.id)
+
+    atexit.register(end)
+
+
 @part(
     "torch.cuda.stream",
     "asks for the current GPU and stream at each launch",
@@ -83,3 +108,28 @@ def SLEEP() -> str:
     end.synchronize()
     spent = begin.elapsed_time(end)
     return "" if spent > 0.1 else f"a kernel of a million cycles takes {spent:.3f} ms"
+
+
+@part(
+    "torch.cuda.pool",
+    "has all threads allocate from one pool of memory",
+    "the pool is for the thread that begins, and a sanitizer does not see what backwards allocate",
+    names=("torch._C._cuda_beginAllocateToPool", "torch._C._cuda_endAllocateToPool", "torch._C._cuda_releasePool"),
+    ran=("2.11",),
+)
+def POOL() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    pool, device = torch.cuda.MemPool(), torch.cuda.current_device()
+    torch._C._cuda_beginAllocateToPool(device, pool.id)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            held = other.submit(torch.empty, 1 << 20, device="cuda").result()
+    finally:
+        torch._C._cuda_endAllocateToPool(device, pool.id)
+        torch._C._cuda_releasePool(device, pool.id)
+    inside = any(
+        segment["address"] <= held.data_ptr() < segment["address"] + segment["total_size"]
+        for segment in pool.snapshot()
+    )
+    return "" if inside else "another thread's memory is not from the pool"
