@@ -279,8 +279,10 @@ def plan_backward(
         stage_bytes = streams * itemsize * tile.block_m * width
         # What is not there leaves room for a stage more. 32768 rows of 768, us: 44.0 -> 40.6, 1536 82 -> 76, 2560
         # 144 -> 124, 5120 280 -> 242, LayerNorm 44.4 -> 41.3, 90 -> 89, 147 -> 137, 285 -> 253; but 3584 175 -> 189,
-        # 7168 343 -> 364, and 768 with a residual 51.6 -> 53.5.
-        roomy = gpu.backend is Backend.CUDA and width > 512 and streams == 2 and _a_quarter_is_empty(n)
+        # 7168 343 -> 364. With a residual more has to be missing: 5120 325 -> 317, LayerNorm 333 -> 315, 2560 171 -> 158,
+        # but 768 51.6 -> 53.5, LayerNorm 1280 84 -> 99.
+        empty = _a_quarter_is_empty(n) if streams == 2 else width > 2048 and 8 * n <= 5 * width
+        roomy = gpu.backend is Backend.CUDA and width > 512 and empty
         stages = max(1, min(tile.num_stages + roomy, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
         if few and parts is None and rows <= (_FEW_WIDE_CENTERED if centered and width > 4096 else _FEW_ROWS):
