@@ -55,6 +55,12 @@ def _signed_bool(values: Array) -> Array:
     return -values.astype(np.int8) if values.dtype == np.bool_ else values
 
 
+def _approximate_quotient(x: Array, y: Array) -> Array:
+    """`div.approx.f32` of PTX: right but for divisors above 2^126, of which it gives 0, or NaN of an infinity."""
+    large = (np.abs(y) > np.float32(2.0**126)) & np.isfinite(y)
+    return np.where(large, np.where(np.isinf(x), np.float32(np.nan), np.copysign(np.float32(0), x * np.sign(y))), x / y)
+
+
 def _floats(compute: Compute) -> Callable[[Operation], Compute]:
     """Builder for an operation on floats, whose result is rounded to its type."""
 
@@ -364,6 +370,7 @@ ELEMENTWISE: dict[str, Callable[[Operation], Compute]] = {
     "tt.fp_to_fp": _fp_to_fp,
     "tt.int_to_ptr": _same,
     "tt.mulhiui": _high_product,
+    "tt.approx_divf": _floats(_approximate_quotient),
     "tt.precise_divf": _floats(np.divide),
     "tt.precise_sqrt": _floats(np.sqrt),
     "tt.ptr_to_int": _same,

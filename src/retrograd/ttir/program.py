@@ -19,9 +19,10 @@ from retrograd.ttir.inline_asm import fences, reads_clock
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
 from retrograd.ttir.operations import ELEMENTWISE, Compute, refused
 from retrograd.ttir.parser import parse
+from retrograd.ttir.polling import atomic_poll
 from retrograd.ttir.races import OrderedRaces
 from retrograd.ttir.shaping import SHAPING, constant, map_elements, reduction, scan
-from retrograd.ttir.steps import STEPS, defined_only
+from retrograd.ttir.steps import IGNORED, STEPS, defined_only
 from retrograd.ttir.storage import MemoryAccess
 from retrograd.ttir.taint import Rule, rule_of, spread
 
@@ -30,7 +31,7 @@ _ANY = -1  # a pointer that comes from memory
 _DECIDES = {"scf.if": 1, "scf.for": 3, "scf.condition": 1, "cf.cond_br": 1}
 _NOBODY = np.zeros(1, np.int64)
 _ALIGNED = " {tt.divisibility = 16 : i32}"  # of an argument
-_IGNORED = frozenset({"llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier"})
+_STEPS = {**STEPS, "tt.atomic_poll": atomic_poll}
 # What is seen by others than memory, or depends on where that lies.
 _SHOWS = frozenset({"tt.print", "tt.ptr_to_int", "tt.int_to_ptr"})
 _ENDS = frozenset({"tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br", "tt.reduce.return",
@@ -119,7 +120,7 @@ class Compiler:
         blocks = self.function(function)
         self._settle()
         accesses = [access for access, _ in self._accesses]
-        waits = any(a.operation == "cas" or (a.does == "atomic" and a.result in self.used) for a in accesses)
+        waits = any(a.operation in ("cas", "poll") or (a.does == "atomic" and a.result in self.used) for a in accesses)
         repeats = self._repeats and all(a.arguments is not None and a.kind.name != "ptr" for a in accesses)
         whole = (int(np.abs(v.astype(np.float64)).max()) for v in self._constants.values() if v.dtype.kind == "i")
         return NumpyKernel(
@@ -196,10 +197,10 @@ class Compiler:
         if name == "arith.constant":
             self._constants[self.slot(operation.results[0])] = constant(operation)
             return None
-        if name in _IGNORED:
+        if name in IGNORED:
             return None
-        if name in STEPS:
-            return STEPS[name](self, operation)
+        if name in _STEPS:
+            return _STEPS[name](self, operation)
         if operation.regions or name == "tt.call":
             return self._structured(operation)
         if assembly and touches_memory(operation):

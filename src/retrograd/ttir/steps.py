@@ -16,6 +16,9 @@ from retrograd.ttir.storage import MemoryAccess
 
 _AXES = {"x": 0, "y": 1, "z": 2}
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+# What changes nothing here. A launch ends before the next one begins, so that none has to wait for the one ahead.
+IGNORED = frozenset({"llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier",
+                     "tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"})  # fmt: skip
 _MOST_PRINTED = 64  # lines of one tt.print in one run
 
 
@@ -40,12 +43,13 @@ def defined_only(compiler: Compiling, operation: Operation, count: int) -> Step:
     def run(frame: Frame) -> None:
         if frame.taint:
             for slot in slots:
-                _complain(frame, frame.taint.get(slot), place_of(location), "the branch taken")
+                complain(frame, frame.taint.get(slot), place_of(location), "the branch taken")
 
     return Step(run)
 
 
-def _complain(frame: Frame, mark: Array | None, place: SourcePlace, what_for: str) -> None:
+def complain(frame: Frame, mark: Array | None, place: SourcePlace, what_for: str) -> None:
+    """Note where memory which nobody has written is used as an address, a mask or to decide."""
     if mark is not None and mark.any():
         rows = np.flatnonzero(mark.reshape(mark.shape[0], -1).any(1))
         frame.launch.memory.decided_by_nothing(place, int(frame.programs[rows[0]]), what_for)
@@ -53,8 +57,10 @@ def _complain(frame: Frame, mark: Array | None, place: SourcePlace, what_for: st
 
 def _load(compiler: Compiling, operation: Operation) -> Step:
     # PTX takes a volatile load for a relaxed atomic one.
-    order = "relaxed" if attributes(operation).get("isVolatile") == "true" else ""
-    access = compiler.access(operation, "load", "", order, "gpu")
+    order, scope = "relaxed" if attributes(operation).get("isVolatile") == "true" else "", "gpu"
+    if operation.name == "tt.atomic_load":
+        order, scope = order_and_scope(operation)
+    access = compiler.access(operation, "load", "", order, scope)
     address, *rest = compiler.slots(operation.operands)
     mask, other = (*rest, None, None)[:2]
     result = compiler.slot(operation.results[0])
@@ -62,8 +68,8 @@ def _load(compiler: Compiling, operation: Operation) -> Step:
     def run(frame: Frame) -> None:
         registers, taint = frame.registers, frame.taint
         if taint:
-            _complain(frame, taint.get(address), access.place, "an address")
-            _complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
+            complain(frame, taint.get(address), access.place, "an address")
+            complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
         memory = frame.launch.memory
         memory.registers = registers
         values, undefined = memory.load(
@@ -88,8 +94,8 @@ def _store(compiler: Compiling, operation: Operation) -> Step:
         registers, taint, memory = frame.registers, frame.taint, frame.launch.memory
         memory.registers = registers
         if taint:
-            _complain(frame, taint.get(address), access.place, "an address")
-            _complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
+            complain(frame, taint.get(address), access.place, "an address")
+            complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
         memory.store(
             access, frame.programs, registers[address], registers[value],
             None if mask is None else registers[mask], taint.get(value) if taint else None,
@@ -98,29 +104,36 @@ def _store(compiler: Compiling, operation: Operation) -> Step:
     return Step(run, None, access)
 
 
+def order_and_scope(operation: Operation) -> tuple[str, str]:
+    """The two words that an atomic operation begins with: "acquire" and "gpu"."""
+    order, scope = (word.split()[-1] for word in operation.text.split(",")[:2])
+    return order, scope
+
+
 def _atomic(compiler: Compiling, operation: Operation) -> Step:
-    words = [word.strip(" ,") for word in operation.text.split(",")[:3]]
-    if operation.name == "tt.atomic_cas":
-        update, order, scope = "cas", *(word.split()[-1] for word in operation.text.split(",")[:2])
+    if operation.name == "tt.atomic_rmw":
+        update, order, scope = (word.strip(" ,") for word in operation.text.split(",")[:3])
     else:
-        update, order, scope = words
+        update, (order, scope) = operation.name.removeprefix("tt.atomic_"), order_and_scope(operation)
     access = compiler.access(operation, "atomic", update, order, scope)
     slots = compiler.slots(operation.operands)
     address, values = slots[0], slots[1:3] if update == "cas" else slots[1:2]
     mask = slots[2] if update != "cas" and len(slots) > 2 else None
-    result = compiler.slot(operation.results[0])
+    result = compiler.slot(operation.results[0]) if operation.results else None
     used = compiler.used
 
     def run(frame: Frame) -> None:
         registers = frame.registers
         if frame.taint:
-            _complain(frame, frame.taint.get(address), access.place, "an address")
+            complain(frame, frame.taint.get(address), access.place, "an address")
         memory = frame.launch.memory
         memory.registers = registers
-        registers[result] = memory.atomic(
+        old = memory.atomic(
             access, frame.programs, registers[address], [registers[slot] for slot in values],
             None if mask is None else registers[mask], result in used,
         )  # fmt: skip
+        if result is not None:
+            registers[result] = old
 
     return Step(run, None, access)
 
@@ -187,7 +200,9 @@ def _assert(compiler: Compiling, operation: Operation) -> Step:
 STEPS: dict[str, Callable[[Compiling, Operation], Step]] = {
     "tt.assert": _assert,
     "tt.atomic_cas": _atomic,
+    "tt.atomic_load": _load,
     "tt.atomic_rmw": _atomic,
+    "tt.atomic_store": _atomic,
     "tt.get_num_programs": _program_count,
     "tt.get_program_id": _program_id,
     "tt.load": _load,

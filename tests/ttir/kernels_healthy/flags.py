@@ -402,3 +402,63 @@ def flag_seen_relaxed_and_acquired(device):
     data, flag, out = (torch.zeros(n, dtype=torch.int32, device=device) for n in (16, 1, 64))
     looked_and_acquired_kernel[(4,)](data, flag, out, BLOCK=16)
     return [Check(out.view(4, 16)[1:], torch.arange(16, dtype=torch.int32).repeat(3, 1))]
+
+
+@triton.jit
+def atomic_flag_kernel(
+    x_ptr, data_ptr, flag_ptr, out_ptr, SOURCE: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr,
+    LOAD: tl.constexpr, POLL: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    if pid == SOURCE:
+        tl.store(data_ptr + cols, tl.load(x_ptr + cols) + 5)
+        tl.debug_barrier()
+        tl.atomic_store(flag_ptr, 1, sem=STORE)
+    else:
+        if POLL:
+            tl.atomic_poll(flag_ptr, 1, sem=LOAD)
+        else:
+            while tl.atomic_load(flag_ptr, sem=LOAD) == 0:
+                pass
+        tl.debug_barrier()
+        tl.store(out_ptr + pid * BLOCK + cols, tl.load(data_ptr + cols))
+
+
+def through_a_stored_flag(device, source, store, load, poll):
+    x, out = integers(32), torch.zeros(4, 32, device=device)
+    flag, data = torch.zeros(1, dtype=torch.int32, device=device), torch.empty(32, device=device)
+    atomic_flag_kernel[(4,)](x.to(device), data, flag, out, source, BLOCK=32, STORE=store, LOAD=load, POLL=poll)
+    expected = (x + 5).repeat(4, 1)
+    expected[source] = 0
+    return [Check(out, expected)]
+
+
+@healthy("a flag of Triton 3.9: stored in release order, loaded in acquire order")
+def flag_stored_and_loaded(device):
+    return through_a_stored_flag(device, 2, "release", "acquire", False)
+
+
+@healthy("the same, polled")
+def flag_polled(device):
+    return through_a_stored_flag(device, 3, "release", "acquire", True)
+
+
+@triton.jit
+def gathering_kernel(x_ptr, partial_ptr, flags_ptr, out_ptr, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+    pid = tl.program_id(0)
+    cols, others = tl.arange(0, BLOCK), tl.arange(0, PROGRAMS)
+    tl.store(partial_ptr + pid, tl.sum(tl.load(x_ptr + pid * BLOCK + cols)))
+    tl.debug_barrier()
+    tl.atomic_store(flags_ptr + pid, 1)
+    if pid == 0:
+        there = tl.atomic_poll(flags_ptr + others, 1)
+        tl.store(out_ptr, tl.sum(tl.where(there, tl.load(partial_ptr + others), 0.0)))
+
+
+@healthy("one program polls a block of flags, one of each program")
+def flags_polled_together(device):
+    x, out = integers(8, 32), torch.zeros(1, device=device)
+    flags, partial = torch.zeros(8, dtype=torch.int32, device=device), torch.empty(8, device=device)
+    gathering_kernel[(8,)](x.to(device), partial, flags, out, BLOCK=32, PROGRAMS=8)
+    return [Check(out, x.sum().reshape(1))]

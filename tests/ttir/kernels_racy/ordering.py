@@ -333,3 +333,44 @@ def flag_stored_behind_a_fence_of_the_block(device):
 @racy("data_ptr", "read/write", "the fence before the flag is between proxies, and orders nothing for other programs")
 def flag_stored_behind_a_fence_of_proxies(device):
     _stored(device, "proxy.async")
+
+
+@triton.jit
+def atomic_flag_kernel(
+    x_ptr, data_ptr, flag_ptr, out_ptr, BLOCK: tl.constexpr, STORE: tl.constexpr, LOAD: tl.constexpr, POLL: tl.constexpr
+):
+    pid = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    if pid == 0:
+        tl.store(data_ptr + cols, tl.load(x_ptr + cols) + 5)
+        tl.debug_barrier()
+        tl.atomic_store(flag_ptr, 1, sem=STORE)
+    else:
+        if POLL:
+            tl.atomic_poll(flag_ptr, 1, sem=LOAD)
+        else:
+            while tl.atomic_load(flag_ptr, sem=LOAD) == 0:
+                pass
+        tl.debug_barrier()
+        tl.store(out_ptr + pid * BLOCK + cols, tl.load(data_ptr + cols))
+
+
+def _through_a_stored_flag(device, store, load, poll):
+    out, flag = torch.zeros(4, 32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    data = torch.zeros(32, device=device)
+    atomic_flag_kernel[(4,)](integers(32).to(device), data, flag, out, BLOCK=32, STORE=store, LOAD=load, POLL=poll)
+
+
+@racy("data_ptr", "read/write", "the flag is stored in no order with the data before it")
+def flag_stored_relaxed(device):
+    _through_a_stored_flag(device, "relaxed", "acquire", False)
+
+
+@racy("data_ptr", "read/write", "the flag is loaded in no order with the data after it")
+def flag_loaded_relaxed(device):
+    _through_a_stored_flag(device, "release", "relaxed", False)
+
+
+@racy("data_ptr", "read/write", "the flag is polled in no order with the data after it")
+def flag_polled_relaxed(device):
+    _through_a_stored_flag(device, "release", "relaxed", True)
