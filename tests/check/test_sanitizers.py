@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,23 @@ def test_faults_join_the_races_stage(python):
     assert finding.repro.endswith("--only races --sanitize gsan")
     assert got.stage("contract").status == "passed"
     assert (
-        "gsan verify op.py:spec --level full --level quick --only contract --case M=5 --in-process" in words.read_text()
+        "gsan verify op.py:spec --level full --level quick --only contract --case M=5 --dtype float32 --in-process"
+        in words.read_text()
     )
+
+
+def test_gsan_is_given_what_it_can_judge(python):
+    """Neighbours of 16 bits that two programs write are one place to it."""
+    words = python("compiling")
+    command = VerifyCommand(("op.py:spec",), ("--dtype", "bfloat16,float32"))
+    both = replace(report("cuda"), dtypes=("bfloat16", "float32"))
+    assert sanitizers.with_sanitizer(both, command, "gsan", 30).stage("races").notes == ("gsan: no fault",)
+    assert "--dtype float32 --in-process" in words.read_text()
+    words.unlink()
+    half = replace(both, dtypes=("bfloat16",))
+    (note,) = sanitizers.with_sanitizer(half, command, "gsan", 30).stage("races").notes
+    assert note == "gsan was not run: it takes 4 bytes together, and the dtypes are bfloat16"
+    assert not words.exists()
 
 
 @pytest.mark.parametrize(

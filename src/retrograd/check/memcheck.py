@@ -130,5 +130,5 @@ def _faults(command: VerifyCommand, timeout: float) -> Look:
         return {}, f"memcheck did not come to its end ({ended}): {child.output()[-300:]}".rstrip(": ")
     count = Counter((fault.kernel, fault.what) for fault in faults)
     first = {(fault.kernel, fault.what): fault.text() for fault in reversed(faults)}
-    note = f"memcheck: {len(faults)} faults" if faults else "memcheck: no fault"
+    note = f"memcheck: {len(faults) or 'no'} fault{'s' * (len(faults) > 1)}"
     return {first[key]: number for key, number in count.items()}, note

@@ -8,6 +8,8 @@ import importlib
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from retrograd.check.isolation import VerifyCommand
 from retrograd.check.memcheck import Look, ordinary_case, with_tool
@@ -19,6 +21,8 @@ from retrograd.errors import UsageError
 MODES = ("gsan", "consan", "fpsan")
 _SINCE = "3.9"
 _STAGE = "races"
+# gsan takes 4 bytes together: two programs that write 16-bit neighbours would race.
+_GSAN_DTYPES = ("float32", "float64")
 _RUN = """
 import sys, triton
 from retrograd.check import sanitizers
@@ -62,7 +66,7 @@ def switch_on(mode: str) -> None:
 
 def with_sanitizer(report: Report, command: VerifyCommand, mode: str, timeout: float) -> Report:
     """The report with what a sanitizer finds in its races stage; where it did not end as it should, a note there."""
-    return with_tool(report, command, _STAGE, ["--sanitize", mode], lambda: _assertions(command, mode, timeout))
+    return with_tool(report, command, _STAGE, ["--sanitize", mode], lambda: _look(report, command, mode, timeout))
 
 
 def parse(printed: str) -> Counter[str]:
@@ -72,6 +76,20 @@ def parse(printed: str) -> Counter[str]:
     return Counter(f"{m[4]}, {m[1]}:{m[2]}, block {first[m[4], m[1], m[2]]}" for m in matches)
 
 
+def _look(report: Report, command: VerifyCommand, mode: str, timeout: float) -> Look:
+    """What a sanitizer reports of dtypes that it can judge, and a note of how it ended."""
+    if mode == "gsan":
+        wide = [dtype for dtype in report.dtypes if dtype in _GSAN_DTYPES]
+        if not wide:
+            return {}, f"gsan was not run: it takes 4 bytes together, and the dtypes are {', '.join(report.dtypes)}"
+        command = replace(command, chosen=(*_without_dtypes(command.chosen), "--dtype", wide[0]))
+    return _assertions(command, mode, timeout)
+
+
+def _without_dtypes(words: Sequence[str]) -> list[str]:
+    return [w for i in range(0, len(words), 2) if words[i] != "--dtype" for w in words[i : i + 2]]
+
+
 def _assertions(command: VerifyCommand, mode: str, timeout: float) -> Look:
     """What a sanitizer reports, and a note of how it ended."""
     words = [sys.executable, "-c", _RUN, mode, "verify", *ordinary_case(command)]
@@ -79,7 +97,7 @@ def _assertions(command: VerifyCommand, mode: str, timeout: float) -> Look:
         ended = child.wait(timeout) or f"no end within {timeout:g} s"
     counts = parse(child.output())
     if counts:
-        return counts, f"{mode}: {len(counts)} faults"
+        return counts, f"{mode}: {len(counts)} fault{'s' * (len(counts) > 1)}"
     if ended == "exit code 0":
         return counts, f"{mode}: no fault"
     return counts, f"{mode} did not come to its end ({ended}): {child.output()[-300:]}".rstrip(": ")

@@ -5,6 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+try:
+    from triton.language.extra.cuda import gdc_wait
+except ImportError:  # a build without NVIDIA's backend, where nothing is launched early
+    gdc_wait = None
+
 
 @triton.jit
 def reciprocal_root(value, S_DTYPE: tl.constexpr, PTX: tl.constexpr):
@@ -37,11 +42,8 @@ def over(total, count, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, S_DTYPE: tl.c
 
 @triton.jit
 def wait_for_kernels_ahead():
-    """Until what ran before has ended and can be seen, where a kernel is launched before that (sm_90 and later).
-
-    As Triton's gdc_wait, whose module is missing from builds without NVIDIA's backend.
-    """
-    tl.inline_asm_elementwise("griddepcontrol.wait;  // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    """Until what ran before has ended and can be seen, where a kernel is launched before that (sm_90 and later)."""
+    gdc_wait()
 
 
 @triton.jit
