@@ -145,7 +145,7 @@ def _facts(name: str, arch: str, sizes: plan.Sizes, tmp_path: Path, **macros: in
 @pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: it comes with PyTorch for CUDA")
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("sizes", [ENCODER, DECODER], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", (*KERNELS, "ordered cells", "ordered fill"))
+@pytest.mark.parametrize("name", [*KERNELS, "ordered cells", "ordered fill"])
 def test_machine_code(name: str, sizes: plan.Sizes, arch: str, tmp_path: Path) -> None:
     """No spills; rows come 16 bytes a load, and go 16 bytes an addition without a fence."""
     adds, ordered = name == "add", name in ("combine", "ordered cells", "ordered fill")

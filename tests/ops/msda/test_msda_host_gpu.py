@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -306,6 +307,7 @@ def test_memory_is_freed(python: list[str]) -> None:
     case = gpu_case()
     for _ in range(3):
         run(case)
+    gc.collect()  # of the tests before
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for _ in range(10):

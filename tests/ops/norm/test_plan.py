@@ -124,15 +124,16 @@ def test_rows_that_do_not_fill_their_tile_are_compiled_for_their_width() -> None
 
 
 def test_wide_rows_that_do_not_fill_their_tile_go_to_clusters_unless_they_are_walked() -> None:
-    widths = (4000, 8192, 10240, 12288, 16384)
+    widths = (4000, 8192, 10240, 12288, 16384, 20480, 32768)
     stays = {
         (centered, residual): [stays_with_triton(n, centered=centered, residual=residual) for n in widths]
         for centered in (False, True)
         for residual in (False, True)
     }
-    assert stays[False, False] == [True, True, False, True, True]
-    assert stays[False, True] == stays[True, True] == [True, True, False, False, True]
-    assert stays[True, False] == [True, True, False, False, False]
+    assert stays[False, False] == [True, True, False, True, True, False, True]
+    assert stays[False, True] == [True, True, False, False, True, False, True]
+    assert stays[True, True] == [True, True, False, False, True, False, False]
+    assert stays[True, False] == [True, True, False, False, False, False, False]
 
 
 def test_a_row_that_the_gpu_cannot_hold_is_walked() -> None:

@@ -107,7 +107,8 @@ _RESIDUAL_TILE_LIMIT = 32768
 # (LayerNorm, residual) -> widest row that stays with Triton where there is the clustered kernel (`ops/norm/cuda`).
 # Above 32768 columns a walk no longer finds a row in L1 (83 % at 65536); LayerNorm, which walks three times, reaches
 # 90 % at 32768, and 94 % in one tile at 16384, where the clustered kernel reaches 99 %. Rows that do not fill a tile of
-# 16384 do not stay either: 16384 x 9216 add + RMSNorm 345 -> 283 us, add + LayerNorm 400 -> 281, RMSNorm 195 -> 142.
+# 16384 do not stay either: 16384 x 9216 add + RMSNorm 345 -> 283 us, add + LayerNorm 400 -> 281, RMSNorm 195 -> 142;
+# nor those between it and 32768: 13107 x 20480 RMSNorm 263 -> 250, add + RMSNorm 540 -> 496, 10922 x 24576 293 -> 249.
 _FORWARD_TRITON_LIMIT = {(False, False): 32768, (False, True): 32768, (True, False): 8192, (True, True): 16384}
 BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384}
 
@@ -279,8 +280,8 @@ def plan_backward(
         stage_bytes = streams * itemsize * tile.block_m * width
         # What is not there leaves room for a stage more. 32768 rows of 768, us: 44.0 -> 40.6, 1536 82 -> 76, 2560
         # 144 -> 124, 5120 280 -> 242, LayerNorm 44.4 -> 41.3, 90 -> 89, 147 -> 137, 285 -> 253; but 3584 175 -> 189,
-        # 7168 343 -> 364. With a residual more has to be missing: 5120 325 -> 317, LayerNorm 333 -> 315, 2560 171 -> 158,
-        # but 768 51.6 -> 53.5, LayerNorm 1280 84 -> 99.
+        # 7168 343 -> 364. With a residual more has to be missing: 5120 325 -> 317, LayerNorm 333 -> 315, 2560
+        # 171 -> 158, but 768 51.6 -> 53.5, LayerNorm 1280 84 -> 99.
         empty = _a_quarter_is_empty(n) if streams == 2 else width > 2048 and 8 * n <= 5 * width
         roomy = gpu.backend is Backend.CUDA and width > 512 and empty
         stages = max(1, min(tile.num_stages + roomy, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
@@ -382,7 +383,7 @@ def _slices(n: int, most: int) -> tuple[int, int]:
 def stays_with_triton(n: int, *, centered: bool, residual: bool) -> bool:
     """Whether a forward of rows of n columns is Triton's also where there is the clustered kernel."""
     walked = not centered and not residual and n % _WALK_STEP == 0
-    partial = 8192 < n < 16384 and not walked
+    partial = (8192 < n < 16384 and not walked) or 16384 < n < 32768
     return n <= _FORWARD_TRITON_LIMIT[centered, residual] and not partial
 
 

@@ -126,10 +126,10 @@ def msda_bwd(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed:
 
     Numerics: inside float32. With spec.deterministic grad_value is bitwise repeatable: the samples are sorted by the
     cell they lie in, stably, and added up in that order, up to 64 of a cell and then the cells around a pixel, or where
-    few touch a pixel or the sizes of the levels are in a tensor of the GPU, all of a pixel by a warp. Otherwise rows are added to it by float32 atomic
-    additions, which flush subnormal sums: all samples of a cell at once after a sort where many touch a pixel, each on
-    its own where few do. grad_locations and grad_weights are bitwise repeatable in each way, the last
-    bits of the ways differ.
+    few touch a pixel or the sizes of the levels are in a tensor of the GPU, all of a pixel by a warp. Otherwise rows
+    are added to it by float32 atomic additions, which flush subnormal sums: all samples of a cell at once after a sort
+    where many touch a pixel, each on its own where few do. grad_locations and grad_weights are bitwise repeatable in
+    each way, the last bits of the ways differ.
 
     Memory: with S * B * H pixels and Q * B * H * K samples, sorting takes 4 bytes a sample and 4 bytes a pixel and part
     of the queries (about 8 parts on an H200 where B * H * L is 128); additions take grad_value in float32 for 16-bit

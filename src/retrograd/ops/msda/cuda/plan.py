@@ -176,7 +176,7 @@ def combine_ctas(sizes: Sizes, threads: int) -> int:
 
 
 def parts(sizes: Sizes, sort: Sort) -> int:
-    """Rows of four corners that `cells` keeps for an image and head: of each cell, and of one that goes on in a segment."""
+    """Sums of four corners that `cells` keeps for an image and head: a cell's, and of one that goes on in a segment."""
     return sort.bins + -(-sizes.samples // SEGMENT)
 
 
