@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from retrograd.core.notebook import Shown
 from retrograd.core.schema import ComparisonOutcome, Record
 
+UNKNOWN = -1  # the digest of what is not known: no tensor's, so that nothing takes it for exact
 DIFF_SCHEMA = "retrograd.trace.diff/1"
 
 Kind = Literal[
