@@ -48,7 +48,9 @@ def _data() -> torch.Tensor:
     return torch.randn(4, 16, generator=torch.Generator().manual_seed(7))
 
 
-def _trained(model: nn.Module, loss: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.sum, lr: float = 0.1) -> None:
+def _trained(
+    model: nn.Module, loss: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.sum, lr: float = 0.1
+) -> None:
     """Two steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, foreach=False)
     for _ in range(2):
@@ -221,7 +223,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def log(program: Callable[[bool], None], fault: bool, hashes: object = "norm", **how: bool) -> str:
+def log(program: Callable[[bool], None], fault: bool, hashes: object = "norm", **how: object) -> str:
     """The text that `save_logs` writes of a program."""
     from torch.utils._debug_mode import DebugMode
 
@@ -230,7 +232,10 @@ def log(program: Callable[[bool], None], fault: bool, hashes: object = "norm", *
     if program in (compiled, inductor) and fault:
         program(fault)  # compiled before it is logged
         torch.manual_seed(0)
-    with DebugMode(**{"record_nn_module": True, **how}) as mode, DebugMode.log_tensor_hashes(hashes, hash_inputs=inputs):
+    with (
+        DebugMode(**{"record_nn_module": True, **how}) as mode,
+        DebugMode.log_tensor_hashes(hashes, hash_inputs=inputs),
+    ):
         program(fault)
     text = io.StringIO()
     DebugMode.save_logs(mode.logs, text)

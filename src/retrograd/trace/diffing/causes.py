@@ -34,6 +34,7 @@ class CauseCollector:
     computed: int = 0
     packed: int = 0  # casts and views that only one of the runs has, where dtypes may differ
     in_other_dtypes: list[PairVerdict] = field(default_factory=list[PairVerdict])
+    rewired: list[PairVerdict] = field(default_factory=list[PairVerdict])  # reads the result of another operator
     idle: int = 0  # arguments that differ without any effect
     _names: dict[Key, list[str]] = field(
         default_factory=dict[Key, list[str]]
@@ -55,6 +56,8 @@ class CauseCollector:
         op = verdict.pair.either
         if verdict.pair.a and verdict.pair.b and float_dtypes(verdict.pair.a) != float_dtypes(verdict.pair.b):
             self.in_other_dtypes.append(verdict)
+        if verdict.reads:
+            self.rewired.append(verdict)
         if verdict.status in ("inserted", "missing") and not self.bitwise and is_packaging(op):
             self.packed += 1
         elif verdict.status in ("inserted", "missing"):
@@ -207,6 +210,11 @@ def notes(a: Trace, b: Trace, mode: str, collector: CauseCollector) -> Iterable[
         yield f"{_have(collector.idle)} other arguments and the same result"
     if collector.computed:
         yield f"{_have(collector.computed)} other numbers or sizes as arguments, which follows from the causes"
+    if collector.rewired and not collector.bitwise:
+        number, first = len(collector.rewired), collector.rewired[0]
+        where = f"the first {first.pair.either.name}, {op_summary(first.pair.either).where}: {first.reads}"
+        read = "1 operator reads" if number == 1 else f"{number} operators read"
+        yield f"{read} another value, which another order of adding alone does as well: {where}"
     for name in sorted((set(a.meta) & set(b.meta)) - _INCIDENTAL):
         if a.meta[name] != b.meta[name]:
             yield f"{name}: {a.meta[name]} in A, {b.meta[name]} in B"

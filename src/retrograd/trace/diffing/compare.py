@@ -15,9 +15,11 @@ from typing import Literal
 
 from retrograd.env import run_conditions
 from retrograd.errors import UsageError
+from retrograd.trace.debug_mode_log import is_log
 from retrograd.trace.diffing.causes import CauseCollector, float_dtypes, notes
 from retrograd.trace.diffing.compiled_runs import compare_values
 from retrograd.trace.diffing.divergence_reasons import RunConditions
+from retrograd.trace.diffing.logged_runs import compare_logs
 from retrograd.trace.diffing.matching import match
 from retrograd.trace.diffing.schema import TraceDiff
 from retrograd.trace.diffing.shards import assemble
@@ -51,11 +53,28 @@ def diff(a: Source, b: Source | Sequence[Source], level: str | None = None) -> T
         TraceError: a file is no trace, or damaged.
         UsageError: a file cannot be read, a trace is empty, or `level` is wrong or was not recorded.
     """
+    if logs := _logs(a, b):
+        return compare_logs(*logs)
     trace_a, title_a = _loaded(a, "A")
     if isinstance(b, Sequence) and not isinstance(b, str):
         return _compare_ranks(trace_a, [_loaded(source, "B") for source in b], level, title_a)
     trace_b, title_b = _loaded(b, "B")
     return compare(trace_a, trace_b, level, (title_a, title_b))
+
+
+def _logs(a: Source, b: Source | Sequence[Source]) -> tuple[Path, Path] | None:
+    """Both files, if they are logs of DebugMode; they can be compared with each other alone."""
+    several = list(b) if isinstance(b, Sequence) and not isinstance(b, str) else [b]
+    paths = [Path(source) for source in (a, *several) if isinstance(source, (str, os.PathLike))]
+    logs = [path for path in paths if is_log(path)]
+    if not logs:
+        return None
+    if len(logs) != 2 or len(several) != 1:
+        others = "another" if len(several) == 1 else f"{len(several)} of `b`"
+        raise UsageError(
+            f"{logs[0].name!r} is a log of DebugMode: expected two of them, `a` and `b`, got {others} beside it"
+        )
+    return logs[0], logs[1]
 
 
 def _compare_ranks(a: Trace, ranks: Sequence[tuple[Trace, str]], level: str | None, title: str) -> TraceDiff:

@@ -51,6 +51,8 @@ def reason(verdict: PairVerdict, conditions: RunConditions) -> DivergenceCause:
     a, b = verdict.pair.both
     if verdict.differs:
         return _operator_itself(verdict, a, b)
+    if verdict.reads:
+        return DivergenceCause("operand", f"{b.name} reads another value: {verdict.reads}")
     if verdict.random:
         return _random(b, conditions)
     unseen = any(t.digest == UNKNOWN for t in b.inputs)

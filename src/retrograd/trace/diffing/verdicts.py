@@ -31,8 +31,9 @@ class PairVerdict:
     """The verdict on a pair.
 
     `inputs` and `outputs` say which tensors differ, `differs` names a difference of the operator itself ("argument",
-    "dtype", "shape", "replaced" or ""), `outside` the inputs that differ and were made by no operator, `excess` how
-    many times the attainable error the worst output is off.
+    "dtype", "shape", "replaced" or ""), `outside` the inputs that differ and were made by no operator, `reads` says in
+    words that it takes the result of another operator, `excess` is how many times the attainable error the worst output
+    is off.
     """
 
     pair: Pair
@@ -41,6 +42,7 @@ class PairVerdict:
     outputs: tuple[bool, ...] = ()
     differs: str = ""
     outside: tuple[int, ...] = ()
+    reads: str = ""
     excess: float = 0.0
     unwritten: bool = False
     random: bool = False
@@ -50,7 +52,7 @@ class PairVerdict:
 class _RunValues:
     """Values of one run by number: those that operators produced, memory nobody wrote, what depends on a difference."""
 
-    produced: set[int] = field(default_factory=set[int])
+    produced: dict[int, str] = field(default_factory=dict[int, str])  # with the name of the operator
     unwritten: set[int] = field(default_factory=set[int])
     tainted: set[int] = field(default_factory=set[int])
 
@@ -63,12 +65,15 @@ class _RunValues:
 class PairJudge:
     """Gives verdicts on pairs, in their order.
 
-    `bitwise`: each bit counts, else what rounding explains does not. `values`: whether any were recorded.
+    `bitwise`: each bit counts, else what rounding explains does not. `values`: whether any were recorded. `exact`:
+    equal digests mean equal tensors.
     """
 
-    def __init__(self, bitwise: bool, values: bool = True) -> None:
-        self.bitwise, self.values = bitwise, values
+    def __init__(self, bitwise: bool, values: bool = True, exact: bool = True) -> None:
+        self.bitwise, self.values, self._exact = bitwise, values, exact
         self._a, self._b = _RunValues(), _RunValues()
+        self._partners: dict[int, int] = {}  # values of B by those of A that the same operator made
+        self._paired: set[int] = set()  # the values of B among them
         self._errors: dict[int, float] = {}  # rms per element, of tensors of A
         self._cast: set[int] = set()  # tensors of B that a cast made which A does not have
         self._drift = 0.0  # largest relative error so far
@@ -97,6 +102,9 @@ class PairJudge:
         verdict.unwritten = self._a.reads(a, self._a.unwritten) or self._b.reads(b, self._b.unwritten)
         tainted = self._a.reads(a, self._a.tainted) or self._b.reads(b, self._b.tainted)
         known = all(t.digest is not None for t in (*a.outputs, *b.outputs)) and len(a.outputs) == len(b.outputs)
+        known &= self._exact
+        if not tainted and any(outs):
+            verdict.reads = self._another_value(a, b, ins)
         depends = any(ins) or (tainted and not (known and all(map(_bits_equal, a.outputs, b.outputs))))
         verdict.status = self._status(verdict, depends, bounds)
         if self.bitwise and verdict.status == "made":
@@ -110,13 +118,31 @@ class PairJudge:
             return "outside"
         if differ or (verdict.differs and not self.values):
             drawn = verdict.random and self._drawn_apart and not verdict.differs
+            if verdict.reads and self.bitwise:
+                return "made"  # the wiring differs, not what was computed before
             return "carried" if depends or drawn else "made"
         return "within" if not self.bitwise and any(bounds) else "same"
+
+    def skip(self, pair: Pair) -> PairVerdict:
+        """An operator of one side that gives what it was given, and is no difference."""
+        op, run = pair.either, self._a if pair.a else self._b
+        run.produced.update((t.tensor, op.name) for t in op.outputs)
+        if run.reads(op, run.tainted):
+            run.tainted.update(t.tensor for t in op.outputs)
+        return PairVerdict(pair, "same")
+
+    def _another_value(self, a: Op, b: Op, ins: Sequence[bool]) -> str:
+        """Of an input that differs although nothing before did: whose result it is on each side."""
+        for k, (differs, s, t) in enumerate(zip(ins, a.inputs, b.inputs, strict=False)):
+            if differs and self._partners.get(s.tensor, t.tensor) != t.tensor and t.tensor in self._paired:
+                makers = self._a.produced[s.tensor], self._b.produced[t.tensor]
+                return f"input {k} is the result of {makers[0]} in A, of {makers[1]} in B"
+        return ""
 
     def _unmatched(self, pair: Pair) -> PairVerdict:
         op = pair.either
         run = self._a if pair.a else self._b
-        run.produced.update(t.tensor for t in op.outputs)
+        run.produced.update((t.tensor, op.name) for t in op.outputs)
         if self.bitwise or not is_packaging(op) or run.reads(op, run.tainted):
             run.tainted.update(t.tensor for t in op.outputs)
         elif pair.a is None:
@@ -133,8 +159,11 @@ class PairJudge:
         tainted = depends or verdict.status in ("made", "carried", "outside")
         for run, op in zip((self._a, self._b), verdict.pair.both, strict=True):
             numbers = [t.tensor for t in op.outputs]
-            run.produced.update(numbers)
+            run.produced.update(dict.fromkeys(numbers, op.name))
             (run.tainted.update if tainted else run.tainted.difference_update)(numbers)
+        for s, t in zip(*(op.outputs for op in verdict.pair.both), strict=False):
+            self._partners[s.tensor] = t.tensor
+            self._paired.add(t.tensor)
         self._drawn_apart |= verdict.random and any(verdict.outputs)
         return verdict
 
