@@ -21,6 +21,7 @@ from retrograd.errors import TraceError
 from retrograd.trace.schema import BACKWARD, OTHER, Op, Stats, Trace
 
 FORMAT = "torch.utils._debug_mode.DebugMode.logs"
+_FORMAT = re.compile(rb'"format"\s*:\s*"' + re.escape(FORMAT.encode()) + rb'"')
 _VERSION = 1
 _HEAD = 4096  # bytes in which the format stands
 _NO_STEP = -1
@@ -30,6 +31,7 @@ _WORDS = ("nan", "inf", "-inf")
 _KINDS = {float: NORM, int: HASH}
 # "t$3: f32[8, 4]", of a DTensor "dt: ...", of a fake tensor "ft: ..."; what `out=` names is written, not read.
 _TENSOR = re.compile(r"(?<!out=)\b(?:t|dt|ft)(?:\$(\d+))?: ([a-z]+\d\w*)\[([^\]]*)\](?:\{[^{}]*\})?")
+_LIST = re.compile(r"[\[(](?:'_'(?:, )?)+,?[\])]")  # of tensors, once these are left out
 _OUT = re.compile(r"\bout=(?:t|dt|ft)[$\d]*: \w+\[[^\]]*\]")
 _DTYPES = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)\n(?:    (.*)\n?)?', re.MULTILINE)
@@ -73,7 +75,7 @@ def is_log(path: Path) -> bool:
     """
     with as_usage_error(f"cannot read {str(path)!r}"), path.open("rb") as file:
         head = file.read(_HEAD).lstrip()
-    return head.startswith(b"{") and FORMAT.encode() in head
+    return head.startswith(b"{") and _FORMAT.search(head) is not None
 
 
 def load(path: Path) -> LoggedRun:
@@ -93,12 +95,10 @@ def load(path: Path) -> LoggedRun:
         raise TraceError(f"{str(path)!r} {why}; save the log again with DebugMode.save_logs") from None
     except RecursionError:
         raise TraceError(f"{str(path)!r} has lists within lists without end") from None
-    if not isinstance(data, dict) or (version := cast(dict[str, Any], data).get("version")) != _VERSION:
-        found = version if isinstance(data, dict) else type(data).__name__  # pyright: ignore[reportPossiblyUnbound]
-        raise TraceError(
-            f"{str(path)!r} is a DebugMode log of version {found!r}, expected {_VERSION}, as of torch 2.15"
-        )
-    calls = cast(dict[str, Any], data).get("logs")
+    content = cast(dict[str, Any], data) if isinstance(data, dict) else {}
+    if (version := content.get("version")) != _VERSION:
+        raise TraceError(f"{str(path)!r} is a DebugMode log of version {version!r}, expected {_VERSION} (torch 2.15)")
+    calls = content.get("logs")
     if not isinstance(calls, list):
         raise TraceError(f"{str(path)!r} has {type(calls).__name__} as 'logs', expected a list of calls")
     reader = _Reader()
@@ -297,7 +297,7 @@ def _size(text: str) -> int:
 
 def _plain(arguments: str) -> str:
     """Arguments that are no tensors."""
-    parts = _TENSOR.sub("_", _OUT.sub("_", arguments)).split(", ")
+    parts = _LIST.sub("_", _TENSOR.sub("_", _OUT.sub("_", arguments))).split(", ")
     return ", ".join(part for part in parts if part not in ("", "_"))
 
 

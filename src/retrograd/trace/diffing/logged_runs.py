@@ -23,7 +23,7 @@ from retrograd.trace.schema import Op
 
 MOVED = "moved"
 _NAMED = 3  # of the calls in another order so many are named
-_HASH_INPUTS = "log_tensor_hashes(hash_inputs=True) tells whether its inputs differed already"
+_HASH_INPUTS = "log_tensor_hashes(hash_inputs=True) tells whether inputs differed already"
 _SIGNS = (
     "compare its code, its settings and its device; an L1 norm sees neither signs nor order, so its inputs may "
     "differ all the same: log_tensor_hashes(['norm', 'hash_tensor']) sees more"
@@ -81,7 +81,7 @@ class _Comparison:
             RunSide(titles[1], len(self.b.trace.ops), 0, ""),
             mode,
             tuple(self._told(cause) for cause in collector.in_order()),
-            (*self._notes(moved), *notes(self.a.trace, self.b.trace, mode, collector)),
+            (*self._notes(moved), *_renamed(verdicts), *notes(self.a.trace, self.b.trace, mode, collector)),
             counts["same"],
             0,
             counts["carried"] + collector.late,
@@ -162,7 +162,8 @@ class _Comparison:
             held = f"a log holds {' and '.join(sorted(self.a.kinds))} a tensor"
             yield f"{held}: equal ones do not prove equal tensors, and whether rounding explains others cannot be told"
         if self.valued and not self.inputs:
-            yield f"only results were logged in {'A' if not self.a.inputs else 'B'}: {_HASH_INPUTS}"
+            where = " and ".join(letter for letter, run in (("A", self.a), ("B", self.b)) if not run.inputs)
+            yield f"only results were logged in {where}: {_HASH_INPUTS}"
         if not (self.a.stacks and self.b.stacks):
             yield "no stack traces in both logs, so no lines: DebugMode(record_stack_trace=True) logs them"
         if self.moves:
@@ -172,6 +173,13 @@ class _Comparison:
         if calls:
             names = some([f"{op.name} (call {op.index} in A)" for op in calls], _NAMED)
             yield f"{count(len(calls), 'call')} with the same numbers in another order: {names}"
+
+
+def _renamed(verdicts: Sequence[PairVerdict]) -> Iterator[str]:
+    """Names of the first calls of the note that calls have another name and the same result: a norm may be the same."""
+    pairs = [v.pair.both for v in verdicts if v.differs == "replaced" and v.status == "same"]
+    if pairs:
+        yield some([f"{a.name} in A is {b.name} in B (call {b.index}) with the same numbers" for a, b in pairs], _NAMED)
 
 
 def _with_texts(seen: OpSummary | None, run: LoggedRun) -> OpSummary | None:

@@ -52,7 +52,7 @@ class PairVerdict:
 class _RunValues:
     """Values of one run by number: those that operators produced, memory nobody wrote, what depends on a difference."""
 
-    produced: dict[int, str] = field(default_factory=dict[int, str])  # with the name of the operator
+    produced: dict[int, Op] = field(default_factory=dict[int, Op])  # by whom
     unwritten: set[int] = field(default_factory=set[int])
     tainted: set[int] = field(default_factory=set[int])
 
@@ -126,7 +126,7 @@ class PairJudge:
     def skip(self, pair: Pair) -> PairVerdict:
         """An operator of one side that gives what it was given, and is no difference."""
         op, run = pair.either, self._a if pair.a else self._b
-        run.produced.update((t.tensor, op.name) for t in op.outputs)
+        run.produced.update((t.tensor, op) for t in op.outputs)
         if run.reads(op, run.tainted):
             run.tainted.update(t.tensor for t in op.outputs)
         return PairVerdict(pair, "same")
@@ -136,13 +136,14 @@ class PairJudge:
         for k, (differs, s, t) in enumerate(zip(ins, a.inputs, b.inputs, strict=False)):
             if differs and self._partners.get(s.tensor, t.tensor) != t.tensor and t.tensor in self._paired:
                 makers = self._a.produced[s.tensor], self._b.produced[t.tensor]
-                return f"input {k} is the result of {makers[0]} in A, of {makers[1]} in B"
+                was, now = (f"{op.name} ({op.index}{', ' * bool(op.place)}{op.place})" for op in makers)
+                return f"input {k} is the result of {was} in A, of {now} in B"
         return ""
 
     def _unmatched(self, pair: Pair) -> PairVerdict:
         op = pair.either
         run = self._a if pair.a else self._b
-        run.produced.update((t.tensor, op.name) for t in op.outputs)
+        run.produced.update((t.tensor, op) for t in op.outputs)
         if self.bitwise or not is_packaging(op) or run.reads(op, run.tainted):
             run.tainted.update(t.tensor for t in op.outputs)
         elif pair.a is None:
@@ -159,7 +160,7 @@ class PairJudge:
         tainted = depends or verdict.status in ("made", "carried", "outside")
         for run, op in zip((self._a, self._b), verdict.pair.both, strict=True):
             numbers = [t.tensor for t in op.outputs]
-            run.produced.update(dict.fromkeys(numbers, op.name))
+            run.produced.update(dict.fromkeys(numbers, op))
             (run.tainted.update if tainted else run.tainted.difference_update)(numbers)
         for s, t in zip(*(op.outputs for op in verdict.pair.both), strict=False):
             self._partners[s.tensor] = t.tensor
