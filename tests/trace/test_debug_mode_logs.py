@@ -270,6 +270,8 @@ def test_a_log_is_compared_with_one_log_of_the_same_kind(tmp_path, log):
         trace.diff(recorded, [right, right])
     with pytest.raises(UsageError, match="an L1 norm in A and a hash in B; expected one kind"):
         trace.diff(right, log("no_residual.right"))
+    with pytest.raises(UsageError, match="`level` is 'attainable', but logs"):
+        trace.diff(right, right, "attainable")
     call = _call("aten::exp", after=2.0)
     call["log"]["items"][0][1] = {"type": "unheard of"}
     with pytest.raises(TraceError, match="call 0: a logged value is"):

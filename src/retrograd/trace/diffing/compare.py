@@ -40,8 +40,9 @@ def diff(a: Source, b: Source | Sequence[Source], level: str | None = None) -> T
     sides and its outputs are not; or if only one side has it; or if an input differs that no recorded operator made.
 
     Args:
-        a, b: each a `Trace`, or a file that a recorder wrote. As `b` also those of several ranks, whose shards are put
-            together by module (`diffing.shards`) and compared with `a`, the same program on one device.
+        a, b: each a `Trace`, or a file that a recorder wrote; or two logs of `DebugMode.save_logs`, torch 2.15
+            (`diffing.logged_runs`). As `b` also those of several ranks, whose shards are put together by module
+            (`diffing.shards`) and compared with `a`, the same program on one device.
         level: "bitwise": each bit counts. "attainable": what rounding explains does not (see `diffing.error_bounds`
             for the bound). None takes "bitwise" where both ran on the same kind of device in the same dtypes, otherwise
             "attainable".
@@ -54,6 +55,10 @@ def diff(a: Source, b: Source | Sequence[Source], level: str | None = None) -> T
         UsageError: a file cannot be read, a trace is empty, or `level` is wrong or was not recorded.
     """
     if logs := _logs(a, b):
+        if level is not None:
+            raise UsageError(
+                f"`level` is {level!r}, but logs of DebugMode hold a number a tensor at most: expected None"
+            )
         return compare_logs(*logs)
     trace_a, title_a = _loaded(a, "A")
     if isinstance(b, Sequence) and not isinstance(b, str):

@@ -119,16 +119,16 @@ class _Comparison:
         if verdict.differs or cause.kind in ("random", "operand"):
             return replace(cause, why=cause.why if cause.kind == "random" else why)
         known = _inputs_known(verdict)
-        given = ", from inputs with the same numbers" if known and not any(verdict.inputs) else ""
+        operands = ", from inputs with the same numbers" if known and not any(verdict.inputs) else ""
         bad = [self.a.bad(a.index), self.b.bad(b.index)]
         if bad[0] != bad[1]:
-            what = f"{b.name} gives NaN or Inf in {'B' if bad[1] else 'A'} alone{given}"
-            return DivergenceCause("nonfinite", what, why, "" if known else _HASH_INPUTS)
+            description = f"{b.name} gives NaN or Inf in {'B' if bad[1] else 'A'} alone{operands}"
+            return DivergenceCause("nonfinite", description, why, "" if known else _HASH_INPUTS)
         if self.compiled:
             why += f"; {self.compiled} is compiled, which rounds otherwise: that alone may be the difference"
         advice = _SIGNS if known and self.a.kinds == {NORM} else "compare its code, its settings and its device"
         return DivergenceCause(
-            "operator", f"{b.name} gives another result{given}", why, advice if known else _HASH_INPUTS
+            "operator", f"{b.name} gives another result{operands}", why, advice if known else _HASH_INPUTS
         )
 
     def _numbers(self, verdict: PairVerdict) -> str:
@@ -137,16 +137,16 @@ class _Comparison:
         k = next(k for k, differs in enumerate(verdict.outputs) if differs)
         texts = [run.texts[op.index][1][k : k + 1] for run, op in ((self.a, a), (self.b, b))]
         x, y = (text[0].partition("logged ")[2] if text else "" for text in texts)
-        said = f"{x or 'nothing'} in A, {y or 'nothing'} in B"
+        numbers = f"{x or 'nothing'} in A, {y or 'nothing'} in B"
         if self.a.kinds != {NORM} or a.outputs[k].shape != b.outputs[k].shape or "," in x + y or not (x and y):
-            return said
+            return numbers
         relative = abs(float(x) - float(y)) / max(abs(float(x)), abs(float(y)), 5e-324)
         if not math.isfinite(relative):
-            return said
+            return numbers
         # An L1 norm adds in float64: so far apart the same tensor may come out in two orders of adding.
         bound = 2.0**-52 * max(math.prod(a.outputs[k].shape) - 1, 0)
         order = ", which another order of adding up the norm explains as well" if 0 < relative <= bound else ""
-        return f"{said}, {relative:.1e} apart{order}"
+        return f"{numbers}, {relative:.1e} apart{order}"
 
     def _told(self, cause: DivergenceCause) -> DivergenceCause:
         a, b = self._both(cause.a, cause.b)
