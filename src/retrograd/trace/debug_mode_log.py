@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, cast
 
+from retrograd.core import gc_pause
 from retrograd.core.program_lines import is_library
 from retrograd.core.system_errors import as_usage_error
 from retrograd.core.wording import shortened
@@ -78,6 +80,7 @@ def is_log(path: Path) -> bool:
     return head.startswith(b"{") and _FORMAT.search(head) is not None
 
 
+@gc_pause.paused()  # 100 000 calls are millions of objects, and no garbage: a fifth of the time
 def load(path: Path) -> LoggedRun:
     """Read a log.
 
@@ -105,7 +108,7 @@ def load(path: Path) -> LoggedRun:
     for index, call in enumerate(cast(list[Any], calls)):
         try:
             reader.add(index, call)
-        except (_Garbled, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{str(path)!r}, call {index}: {error or 'lists within lists without end'}") from None
     return reader.run
 
@@ -206,18 +209,18 @@ _Call = tuple[str, str, list[_Logged], list[_Logged]]  # name, arguments as text
 def _op(call: Mapping[str, Any]) -> _Call:
     name = _get(call, "op_name", str)
     arguments = _get(call, "args_str", str) + _get(call, "kwargs_str", str, "")
-    log = _value(call.get("log"))
-    log = cast(dict[str, Any], log) if isinstance(log, dict) else {}
+    log = dict(_pairs(_get(call, "log", dict, {}).get("items", [])))
+    logged = {key: _numbers(log[key]) for key in ("input_hash", "hash") if log.get(key) is not None}
     under_way = name.startswith(_UNDER_WAY)
     wait = under_way and _WAITS in name
-    inputs = _tensors(arguments, [] if under_way else list(_leaves(log.get("input_hash"))))
-    hashes = [] if under_way and not wait else list(_leaves(log.get("hash")))
+    inputs = _tensors(arguments, [] if under_way else logged.get("input_hash", []))
+    hashes = [] if under_way and not wait else logged.get("hash", [])
     return name, arguments, inputs, _tensors(_get(call, "output_str", str, ""), hashes)
 
 
 def _kernel(call: Mapping[str, Any]) -> _Call:
     arguments = _get(call, "kwargs_str", str)
-    before, after = (list(_leaves(_value(call.get(name)))) for name in ("pre_hashes", "post_hashes"))
+    before, after = (_numbers(h) if (h := call.get(k)) else [] for k in ("pre_hashes", "post_hashes"))
     return (
         f"triton::{_get(call, 'kernel_name', str)}",
         arguments,
@@ -244,32 +247,30 @@ def _get(call: Mapping[str, Any], name: str, kind: type[Any], default: Any = Non
     return value
 
 
-def _value(data: Any) -> Any:
-    """What a logged value was: numbers, lists and dicts of them; NaN and infinities stay words, so that NaN is NaN."""
-    if data is None:
-        return None
+def _numbers(data: Any) -> list[object]:
+    """The numbers in a logged value, in order; NaN and infinities stay words, so that NaN is NaN.
+
+    Those of what an operator writes to (`out`) are left out.
+    """
     kind = cast(dict[str, Any], data).get("type") if isinstance(data, dict) else None
-    if kind in ("scalar", "nonfinite_float"):
-        return data.get("value")
+    value = data.get("value") if kind in ("scalar", "nonfinite_float") else []
+    if not isinstance(value, (list, dict)):
+        return [] if value is None else [value]
     items = data.get("items") if kind in ("tuple", "list", "dict") else None
     if not isinstance(items, list):
         raise _Garbled(f"a logged value is {shortened(repr(data), 60)}, expected a scalar, tuple, list or dict")
-    if kind != "dict":
-        return [_value(item) for item in cast(list[Any], items)]
-    if not all(isinstance(pair, list) and len(cast(list[Any], pair)) == 2 for pair in cast(list[Any], items)):
+    if kind == "dict":
+        items = [item for key, item in _pairs(cast(list[Any], items)) if key != "out"]
+    return [number for item in cast(list[Any], items) for number in _numbers(item)]
+
+
+def _pairs(items: Any) -> list[tuple[Any, Any]]:
+    fits = isinstance(items, list) and all(
+        isinstance(pair, list) and len(cast(list[Any], pair)) == 2 and isinstance(pair[0], str) for pair in items
+    )
+    if not fits:
         raise _Garbled(f"a logged dict is {shortened(repr(items), 60)}, expected pairs")
-    return {str(key): _value(item) for key, item in items}
-
-
-def _leaves(value: Any) -> Iterator[object]:
-    """The numbers in a value, in order, without those of what an operator writes to (`out`)."""
-    if isinstance(value, dict):
-        value = [item for key, item in cast(dict[str, Any], value).items() if key != "out"]
-    if isinstance(value, list):
-        for item in cast(list[Any], value):
-            yield from _leaves(item)
-    elif value is not None:
-        yield value
+    return cast(list[tuple[Any, Any]], items)
 
 
 def _tensors(text: str, numbers: Sequence[object]) -> list[_Logged]:
@@ -301,6 +302,7 @@ def _plain(arguments: str) -> str:
     return ", ".join(part for part in parts if part not in ("", "_"))
 
 
+@lru_cache(maxsize=65536)  # calls of one line have one stack
 def _innermost(stack: str) -> tuple[str, str]:
     """ "folder/file.py:12" and its source, of the innermost line of a person in the text of a stack."""
     person = [m for m in _FRAME.finditer(stack) if not is_library(m[1]) and "torchinductor_" not in m[1]]
