@@ -133,6 +133,22 @@ def test_an_operator_that_reads_the_result_of_another_one() -> None:
     assert any(note.startswith("1 operator reads another value, which another order") for note in attainable.notes)
 
 
+def test_memory_that_fsdp_fills_in_part_is_compared_where_the_collective_has_filled_it() -> None:
+    """The second result is memory for the shards of all ranks, of which only this rank's is there."""
+
+    def gathered(garbage: int, shard: int = 4, received: int = 9) -> Trace:
+        made = [value(1, shard, (4,)), value(2, garbage, (8,))]
+        copied = op(0, "fsdp::all_gather_copy_in", [value(0, 3, (4,))], made)
+        return _trace(
+            copied, op(1, "aten.split_with_sizes.default", [value(5, received, (8,))], [value(6, received, (8,))])
+        )
+
+    assert diff(gathered(7), gathered(8))
+    assert diff(gathered(7), gathered(8), "attainable")
+    assert diff(gathered(7), gathered(7, shard=5)).causes[0].b.name == "fsdp::all_gather_copy_in"
+    assert diff(gathered(7), gathered(8, received=10)).causes[0].b.name == "aten.split_with_sizes.default"
+
+
 def test_operands_that_change_places_and_give_the_same_are_no_difference() -> None:
     def added(*order: int) -> Trace:
         made = [
