@@ -205,7 +205,8 @@ def record(layout: str, fault: str = "", optimizer: str = "sgd", dtype: str = "f
     """The trace of this rank, or of a single device where `layout` begins with "single".
 
     Args:
-        layout: also "pipeline 1F1B 4", or "ddp accumulated 2" for as many microbatches.
+        layout: also "pipeline 1F1B 4", "ddp accumulated 2" for as many microbatches, or "ddp compiled by
+            inductor" where torch.compile compiles the last block by that backend.
         fault: "" of a healthy run.
         optimizer: "sgd" or "adamw", with "momentum", "foreach", "fused", "clipped" behind it.
     """
@@ -215,11 +216,19 @@ def record(layout: str, fault: str = "", optimizer: str = "sgd", dtype: str = "f
     if layout.startswith("pipeline"):
         return _of_pipeline(model, layout, fault, optimizer, level)
     layout, _, microbatches = layout.partition(" accumulated ")
+    layout, _, backend = layout.partition(" compiled by ")
+    if fault.startswith("another gelu"):
+        block = model.blocks[int(fault[-1])]
+        block.forward = lambda x: x + block.down(functional.gelu(block.up(block.norm(x)), approximate="tanh"))
+    if backend:
+        model.blocks[2].compile(backend=backend)
     model = _laid_out(model, layout, fault)
     words = _words()
     if layout in ("fsdp", "ddp"):
         words = words.chunk(dist.get_world_size())[0 if fault == "batch of another rank" else dist.get_rank()]
     chosen, count = _optimizer(model, optimizer), int(microbatches or 1)
+    if backend:  # before the recording, as torch.compile traces no function under a dispatch mode
+        _loss(model(words), words).backward()
     with trace.record(model, level=level, engine="python") as recorder:
         for _ in range(2):
             chosen.zero_grad()

@@ -247,3 +247,32 @@ def test_no_optimizer_is_accused_of_a_gradient_that_compiled_code_made(optimizer
     assert _compiled_steps(lambda h: (h.square().sum(-1) + 1).sqrt(), optimizer).found == ""
     loss = _compiled_steps(lambda h: h.abs().log(), optimizer)  # infinite before the gradient is NaN
     assert (loss.origin, loss.op.name) == ("outside", "aten.mean.default")
+
+
+def _exported(engine: str, wrong: bool = False, around: Any = None) -> Trace:
+    """A step of a model that torch.export made, as torch.distributed.pipelining.pipeline() makes its stages."""
+    torch.manual_seed(0)
+    data = torch.randn(4, 16)
+    net = torch.export.export(_mlp().eval(), (data,)).module()
+    if wrong:
+        gelu = next(node for node in net.graph.nodes if node.target is aten.gelu.default)
+        gelu.kwargs = {"approximate": "tanh"}
+        net.recompile()
+    run = around(net) if around else net
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if around is None else "ignore")
+        run(data).sum().backward()
+        with trace.record(net, level="full", engine=engine) as recorder:
+            run(data).sum().backward()
+    return recorder.trace
+
+
+@pytest.mark.parametrize("engine", ["python", "tape"])
+def test_code_of_an_exported_model_is_seen_and_called_compiled_where_it_is(engine: str) -> None:
+    seen = _exported(engine)
+    assert "compiled" not in seen.meta
+    assert trace.diff(seen, _exported(engine))
+    cause = trace.diff(seen, _exported(engine, wrong=True)).causes[0]  # and that of its backward
+    assert cause.what == "aten.gelu.default has other arguments: none -> approximate=tanh"
+    compiled = _exported(engine, around=lambda net: torch.compile(net, backend="aot_eager"))
+    assert compiled.meta["compiled"].startswith("not seen")

@@ -112,6 +112,58 @@ def test_other_arguments() -> None:
     assert "1 operator has other arguments and the same result" in alike.notes
 
 
+def _wired(reader: tuple[int, int], result: int) -> Trace:
+    """An addition beside a relu, and a product that reads one of the two: `reader` is the value and what it holds."""
+    relu = op(0, "aten.relu.default", [value(0, 3)], [value(1, 4)])
+    add = op(1, "aten.add.Tensor", [value(1, 4)], [value(2, 5)])
+    product = op(2, "aten.mul.Tensor", [value(*reader)], [value(3, result)])
+    return _trace(relu, add, product, op(3, "aten.sum.default", [value(3, result)], [value(4, result + 1)]))
+
+
+def test_an_operator_that_reads_the_result_of_another_one() -> None:
+    """All operators are there and give the same, but for one that is given what another made: it was called the same."""
+    found = diff(_wired((1, 4), 6), _wired((2, 5), 8))
+    assert _kinds(found) == ["operand"]
+    what = "input 0 is the result of aten.relu.default (0, m.py:0) in A, of aten.add.Tensor (1, m.py:1) in B"
+    assert found.causes[0].what == f"aten.mul.Tensor reads another value: {what}"
+    assert (found.matched, found.carried) == (2, 1)
+    # Another order of adding gives the same up to rounding: it is told, and not called a difference.
+    attainable = diff(_wired((1, 4), 6), _wired((2, 500), 800), "attainable")
+    assert attainable
+    assert any(note.startswith("1 operator reads another value, which another order") for note in attainable.notes)
+
+
+def test_memory_that_fsdp_fills_in_part_is_compared_where_the_collective_has_filled_it() -> None:
+    """The second result is memory for the shards of all ranks, of which only this rank's is there."""
+
+    def gathered(garbage: int, shard: int = 4, received: int = 9) -> Trace:
+        made = [value(1, shard, (4,)), value(2, garbage, (8,))]
+        copied = op(0, "fsdp::all_gather_copy_in", [value(0, 3, (4,))], made)
+        return _trace(
+            copied, op(1, "aten.split_with_sizes.default", [value(5, received, (8,))], [value(6, received, (8,))])
+        )
+
+    assert diff(gathered(7), gathered(8))
+    assert diff(gathered(7), gathered(8), "attainable")
+    assert diff(gathered(7), gathered(7, shard=5)).causes[0].b.name == "fsdp::all_gather_copy_in"
+    assert diff(gathered(7), gathered(8, received=10)).causes[0].b.name == "aten.split_with_sizes.default"
+
+
+def test_operands_that_change_places_and_give_the_same_are_no_difference() -> None:
+    def added(*order: int) -> Trace:
+        made = [
+            op(k, f"aten.{name}.default", [value(0, 3)], [value(k + 1, 4 + k)]) for k, name in enumerate(("sin", "cos"))
+        ]
+        inputs = [value(k, 3 + k) for k in order]
+        return _trace(
+            *made,
+            op(2, "aten.add.Tensor", inputs, [value(3, 9)]),
+            op(3, "aten.sum.default", [value(3, 9)], [value(4, 1)]),
+        )
+
+    assert diff(added(1, 2), added(2, 1))
+
+
 def test_a_device_or_a_dtype_as_argument_is_no_difference() -> None:
     one, other = (
         _one("aten.full.default", 4, arguments=f"size=[4], dtype=float32, device={d}") for d in ("cpu", "cuda:0")

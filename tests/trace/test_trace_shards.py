@@ -108,6 +108,22 @@ def test_the_first_operator_beyond_rounding_and_what_each_rank_gave(ranks, layou
     assert rank in first.why
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_ranks_with_compiled_code_are_compared_by_operators(ranks, backend):
+    compiled = ranks.run(sharded_jobs.record, f"ddp compiled by {backend}")
+    healthy = trace.diff(sharded_jobs.record("single"), compiled)
+    assert healthy, healthy.text()
+    assert "compiled: not seen: the model has compiled modules" in healthy.notes
+    assert int(healthy.notes[0].split()[0]) >= 120  # of 152: those of two of three blocks, the words, the head
+    (cause,) = trace.diff(sharded_jobs.record("single", "another gelu 1"), compiled).causes
+    assert (cause.what, cause.a.module) == ("aten.gelu.default gives another output from the same inputs", "blocks.1")
+    # In the compiled block nobody saw the operator: what reads its result is the first to be known, and not accused.
+    (cause,) = trace.diff(sharded_jobs.record("single", "another gelu 2"), compiled).causes
+    assert cause.what == "aten.addmm.default gives another output, from inputs that were not all compared"
+    assert cause.a.module == "head"
+    assert "TF32" not in cause.why
+
+
 def test_what_is_no_run_of_the_program_cannot_be_compared(ranks):
     single = sharded_jobs.record("single")
     with pytest.raises(UsageError, match="expected one of each"):

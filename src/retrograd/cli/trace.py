@@ -155,6 +155,8 @@ def diff(a: str, b: tuple[str, ...], bitwise: bool | None) -> TraceDiff:
     A and B are files of `retrograd trace record`. Operators that only one of the runs has do not end the comparison.
     What differs because of its inputs is counted. With -o diff.html a page shows the operators around it on both sides.
 
+    Two logs of DebugMode.save_logs (torch 2.15) are compared by calls and by what they hold of each tensor.
+
     Several files B are those of all ranks of a run under tensor, sequence or data parallelism, or of a pipeline: their
     shards and microbatches are put together and compared with A, the same program on one device.
 

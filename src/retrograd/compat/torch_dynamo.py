@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,12 @@ from retrograd.compat.registry import part, works
 from retrograd.core.import_hook import AfterImport
 
 _CALLBACK = "torch._dynamo.callback"
+_COMPILER = re.compile(r"[/\\]torch[/\\]_(?:dynamo|functorch|inductor)[/\\]")
+
+
+def is_of_compiler(file: str) -> bool:
+    """Whether a file of torch is part of torch.compile, whose frames stand above each graph that it calls."""
+    return _COMPILER.search(file) is not None
 
 
 def has_compiled_modules(model: torch.nn.Module) -> bool:

@@ -295,7 +295,8 @@ class History:
         producer = self.producers.get(source.tensor)
         if producer is not None and producer.index < reader.index:
             return None if nan_reasons.only_allocates(producer) else producer
-        before = self.ops[reader.index - 1] if reader.index else reader
+        # What only sends has given nothing.
+        before = next((o for o in reversed(self.ops[: reader.index]) if o.outputs or not is_collective(o)), reader)
         if is_collective(before) and not self._writers(source, reader):
             return before  # gloo reduces in memory of its own, and copies from there
         writers = reversed(self._writers(source, reader))
@@ -333,8 +334,9 @@ class History:
         if base_name(view.name) not in VIEWS or not any(has(s, kind) or s.inf for s in view.outputs):
             return None
         before = [
-            op for op in self.ops[: view.index] if is_collective(op) and (op.step, op.phase) == (view.step, view.phase)
-        ]
+            op for op in self.ops[: view.index]
+            if is_collective(op) and op.outputs and (op.step, op.phase) == (view.step, view.phase)
+        ]  # fmt: skip
         senders = (op for op in reversed(before) if self._bad_input(op, kind) is not None)
         return next(senders, before[-1] if before else None)
 

@@ -69,8 +69,9 @@ class Operator:
             for at, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        if space == "c10d":  # collectives do not say what they write
-            self.writes = [(at, a.name) for at, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
+        if space == "c10d":  # collectives do not say what they write; what is sent or an input is only read
+            written = [(at, a.name) for at, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
+            self.writes = [(at, name) for at, name in written if base != "send" and not name.startswith("input")]
         self.makes_memory = schema.name in _EMPTY
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.silent = space in _SILENT

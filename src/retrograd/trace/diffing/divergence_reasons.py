@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from retrograd.trace.diffing import error_bounds
 from retrograd.trace.diffing.identity import base_name
-from retrograd.trace.diffing.schema import DivergenceCause
+from retrograd.trace.diffing.schema import UNKNOWN, DivergenceCause
 from retrograd.trace.diffing.verdicts import PairVerdict
 from retrograd.trace.schema import Op
 
@@ -51,13 +51,22 @@ def reason(verdict: PairVerdict, conditions: RunConditions) -> DivergenceCause:
     a, b = verdict.pair.both
     if verdict.differs:
         return _operator_itself(verdict, a, b)
+    if verdict.reads:
+        return DivergenceCause("operand", f"{b.name} reads another value: {verdict.reads}")
     if verdict.random:
         return _random(b, conditions)
+    unseen = any(t.digest == UNKNOWN for t in b.inputs)
     if any(t.bad for t in a.outputs) != any(t.bad for t in b.outputs):
         side = "B" if any(t.bad for t in b.outputs) else "A"
         return DivergenceCause(
-            "nonfinite", f"{b.name} gives NaN or Inf in {side} alone, from the same inputs", _size(verdict)
+            "nonfinite",
+            f"{b.name} gives NaN or Inf in {side} alone{'' if unseen else ', from the same inputs'}",
+            _size(verdict),
         )
+    if unseen:
+        description = f"{b.name} gives another output, from inputs that were not all compared"
+        advice = "look at what made them as well: it was not seen, or only parts of a sum are known"
+        return DivergenceCause("operator", description, _size(verdict), advice)
     if not conditions.device:
         return DivergenceCause(
             "operator" if verdict.excess > 1 else "order",

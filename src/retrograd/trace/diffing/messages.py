@@ -9,7 +9,12 @@ from retrograd.core.wording import count
 from retrograd.trace.diffing.schema import DivergenceCause, OpSummary, RunSide, TraceDiff
 
 _MOST_CAUSES = 10
-_MODES = {"bitwise": "bit for bit", "attainable": "within the attainable error", "names": "in their operators"}
+_MODES = {
+    "bitwise": "bit for bit",
+    "attainable": "within the attainable error",
+    "names": "in their operators",
+    "logged": "in all that was logged",
+}
 # What a row of the neighbourhood says of its two operators.
 _STATUS = {
     "same": "same",
@@ -54,12 +59,15 @@ def verdict(diff: TraceDiff) -> str:
     first, *rest = diff.causes
     seen = first.first
     more = count(len(rest), "more cause")
-    at = f" at operator {seen.index} (step {seen.step}, {seen.phase})" if seen else ""
+    at = f" at operator {seen.index} ({', '.join(reversed(seen.when))})" if seen and seen.step >= 0 else ""
+    at = f" at {', '.join(reversed(seen.when))}" if seen and not at else at
     return f"different: first{at}{f', and {more}' if rest else ''}"
 
 
 def facts(side: RunSide) -> str:
     """How large a run is, and where it ran."""
+    if not side.level:
+        return f"log of DebugMode, {count(side.ops, 'call')}"
     parts = [count(side.ops, "operator"), count(side.steps, "step"), *side.devices, f"level {side.level}"]
     return ", ".join([*parts, *([f"rank {side.rank}"] if side.rank else [])])
 

@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 
 from retrograd.core.notebook import Shown
 from retrograd.core.schema import ComparisonOutcome, Record
+from retrograd.trace.schema import OTHER
 
+UNKNOWN = -1  # the digest of what is not known: no tensor's, so that nothing takes it for exact
 DIFF_SCHEMA = "retrograd.trace.diff/1"
 
 Kind = Literal[
@@ -19,6 +21,7 @@ Kind = Literal[
     "uninitialised",  # reads memory that nobody wrote
     "nonfinite",  # NaN or infinite on one side only
     "operator",  # other output from the same inputs, for no plainer reason
+    "operand",  # the result of another operator is read, though no operator before it differs
     "argument",
     "dtype",
     "shape",
@@ -71,7 +74,14 @@ class OpSummary:
     def where(self) -> str:
         """Line, module, phase and step, as far as they are known."""
         module = f"module {self.module}" if self.module else ""
-        return ", ".join(filter(None, (self.place, module, self.phase, f"step {self.step}")))
+        return ", ".join(filter(None, (self.place, module, *self.when)))
+
+    @property
+    def when(self) -> tuple[str, ...]:
+        """Phase and step; of a log, which has no steps, the phase if it is known and the position in the log."""
+        if self.step >= 0:
+            return self.phase, f"step {self.step}"
+        return *[self.phase] * (self.phase != OTHER), f"call {self.index}"
 
 
 @dataclass(frozen=True)
@@ -115,17 +125,18 @@ class PairRow:
 class TraceDiff(Record, ComparisonOutcome, Shown):
     """The comparison of two runs, true if they are the same at this level.
 
-    `mode` is "bitwise", "attainable" (differences that rounding explains do not count) or "names" (no values were
-    recorded). `causes` come in the order of the run; the first is the first divergence. `matched` counts operators
-    that have the same values on both sides, `within` those that differ by no more than attainable, `carried` those that
-    differ because of what they were given. `rows` is the neighbourhood of the first cause.
+    `mode` is "bitwise", "attainable" (differences that rounding explains do not count), "names" (no values were
+    recorded) or "logged" (logs of DebugMode, with a number a tensor). `causes` come in the order of the run; the first
+    is the first divergence. `matched` counts operators that have the same values on both sides, `within` those that
+    differ by no more than attainable, `carried` those that differ because of what they were given. `rows` is the
+    neighbourhood of the first cause.
     """
 
     _noun: ClassVar[str] = "comparison of traces"
 
     a: RunSide
     b: RunSide
-    mode: Literal["bitwise", "attainable", "names"]
+    mode: Literal["bitwise", "attainable", "names", "logged"]
     causes: tuple[DivergenceCause, ...]
     notes: tuple[str, ...] = ()
     matched: int = 0

@@ -26,12 +26,11 @@ from retrograd.trace.diffing.counterparts import (
 )
 from retrograd.trace.diffing.error_bounds import UNIT
 from retrograd.trace.diffing.identity import base_name, names, unwrapped_module
-from retrograd.trace.diffing.schema import DivergenceCause
+from retrograd.trace.diffing.schema import UNKNOWN, DivergenceCause
 from retrograd.trace.schema import BACKWARD, OPTIMIZER, OTHER, Op, Stats, Trace
 from retrograd.trace.trial_runs import trial_runs
 
 Part = tuple[int, int]  # a rank and one of the microbatches that it takes a step
-_UNKNOWN = -1  # the digest of what is not known: no tensor's, so that nothing takes it for exact
 # Of parts of a sum they give parts of the sum that they give of the whole.
 _LINEAR = names(
     "add sub rsub neg mul div mm bmm addmm matmul linear view _unsafe_view reshape t transpose permute expand slice "
@@ -173,7 +172,7 @@ class _Assembler:
                 {rank: partner.outputs for rank, partner in by_rank.items()}
             )
             outputs = self._outputs(op, by_rank)
-            self._result.unknown += all(t.digest == _UNKNOWN for t in outputs)
+            self._result.unknown += all(t.digest == UNKNOWN for t in outputs)
         else:
             self._result.lacking.update([op.name] * computes(op))
             # A view has the numbers of what it views, under each layout.
@@ -208,7 +207,7 @@ class _Assembler:
                 continue
             parts = {rank: partner.inputs[k : k + 1] for rank, partner in by_rank.items()}
             whole = _together(t, list(parts.values()), replicas=True)
-            if _UNKNOWN != whole.digest != self._known[t.tensor].digest:
+            if UNKNOWN != whole.digest != self._known[t.tensor].digest:
                 self._numbers -= 1  # below all that recorders give
                 module = self._parameters.get(op.index, "").rpartition(".")[0]
                 reduced = inputs[k] = self._read[t.tensor] = replace(t, tensor=self._numbers)
@@ -256,7 +255,7 @@ class _Assembler:
             whole = _together(t, parts, replicas=replicas)
             if all_of_batch and not full and linear and _parted(by_part, k):
                 whole = _unknown(t)
-            if all_of_batch and (adds or share or (linear and whole.digest == _UNKNOWN)):
+            if all_of_batch and (adds or share or (linear and whole.digest == UNKNOWN)):
                 self._partial.add(t.tensor)
             other = any(base_name(partner.name) != base_name(op.name) for partner in shards)
             outputs.append(_unknown(t) if other or (all_of_batch and (adds or (share and full))) else whole)
@@ -269,7 +268,7 @@ class _Assembler:
         return tuple(outputs)
 
     def _is_known(self, number: int) -> bool:
-        return number not in self._known or self._known[number].digest != _UNKNOWN
+        return number not in self._known or self._known[number].digest != UNKNOWN
 
     def _begins(self, op: Op, outputs: Sequence[Stats]) -> bool:
         """Whether this is a step's first gradient in shards, and larger: each rank's loss is a mean of its own."""
@@ -304,13 +303,13 @@ def _with_inputs(op: Op, count: int) -> Op:
 
 def _viewed(source: Stats, t: Stats) -> Stats:
     numbers = {name: getattr(source, name) for name in ("low", "high", "rms", "nan", "inf")}
-    return replace(t, digest=_UNKNOWN if source.digest == _UNKNOWN else None, **numbers)
+    return replace(t, digest=UNKNOWN if source.digest == UNKNOWN else None, **numbers)
 
 
 def _unknown(t: Stats) -> Stats:
     if t.dtype not in UNIT:
         return t
-    return replace(t, low=None, high=None, rms=None, nan=None, inf=None, zero=None, digest=_UNKNOWN, exponents=None)
+    return replace(t, low=None, high=None, rms=None, nan=None, inf=None, zero=None, digest=UNKNOWN, exponents=None)
 
 
 def _together(t: Stats, shards: Sequence[tuple[Stats, ...]], replicas: bool = False) -> Stats:
@@ -353,7 +352,7 @@ def _together(t: Stats, shards: Sequence[tuple[Stats, ...]], replicas: bool = Fa
 
 
 def _scaled(t: Stats, scale: float) -> Stats:
-    if t.dtype not in UNIT or t.digest == _UNKNOWN:
+    if t.dtype not in UNIT or t.digest == UNKNOWN:
         return t
     numbers = {name: None if (x := getattr(t, name)) is None else x / scale for name in ("low", "high", "rms")}
     return replace(t, digest=None, **numbers)

@@ -20,6 +20,8 @@ _PACKAGING = names("_to_copy to copy detach clone alias contiguous view _unsafe_
 _RANDOM = re.compile(
     r"rand|bernoulli|multinomial|poisson|(?:^|_)normal$|dropout|^uniform|^exponential|^geometric$|^cauchy$"
 )
+# FSDP2 puts the shard of this rank, the first result, into memory for all, the second, that a collective fills later.
+_FILLS_A_PART = "fsdp::all_gather_copy_in"
 # Error in unit roundoffs of a value from before the recording, of the same dtype: another kernel computed it.
 _OUTSIDE = 8.0
 # Relative error of what changes unseen between steps: parameters, whose changes are small, and statistics.
@@ -31,8 +33,9 @@ class PairVerdict:
     """The verdict on a pair.
 
     `inputs` and `outputs` say which tensors differ, `differs` names a difference of the operator itself ("argument",
-    "dtype", "shape", "replaced" or ""), `outside` the inputs that differ and were made by no operator, `excess` how
-    many times the attainable error the worst output is off.
+    "dtype", "shape", "replaced" or ""), `outside` the inputs that differ and were made by no operator, `reads` says in
+    words that it takes the result of another operator, `excess` is how many times the attainable error the worst output
+    is off.
     """
 
     pair: Pair
@@ -41,6 +44,7 @@ class PairVerdict:
     outputs: tuple[bool, ...] = ()
     differs: str = ""
     outside: tuple[int, ...] = ()
+    reads: str = ""
     excess: float = 0.0
     unwritten: bool = False
     random: bool = False
@@ -50,7 +54,7 @@ class PairVerdict:
 class _RunValues:
     """Values of one run by number: those that operators produced, memory nobody wrote, what depends on a difference."""
 
-    produced: set[int] = field(default_factory=set[int])
+    produced: dict[int, Op] = field(default_factory=dict[int, Op])  # by whom
     unwritten: set[int] = field(default_factory=set[int])
     tainted: set[int] = field(default_factory=set[int])
 
@@ -63,12 +67,15 @@ class _RunValues:
 class PairJudge:
     """Gives verdicts on pairs, in their order.
 
-    `bitwise`: each bit counts, else what rounding explains does not. `values`: whether any were recorded.
+    `bitwise`: each bit counts, else what rounding explains does not. `values`: whether any were recorded. `exact`:
+    equal digests mean equal tensors.
     """
 
-    def __init__(self, bitwise: bool, values: bool = True) -> None:
-        self.bitwise, self.values = bitwise, values
+    def __init__(self, bitwise: bool, values: bool = True, exact: bool = True) -> None:
+        self.bitwise, self.values, self._exact = bitwise, values, exact
         self._a, self._b = _RunValues(), _RunValues()
+        self._partners: dict[int, int] = {}  # values of B by those of A that the same operator made
+        self._paired: set[int] = set()  # the values of B among them
         self._errors: dict[int, float] = {}  # rms per element, of tensors of A
         self._cast: set[int] = set()  # tensors of B that a cast made which A does not have
         self._drift = 0.0  # largest relative error so far
@@ -87,6 +94,9 @@ class PairJudge:
             self._b.unwritten.update(t.tensor for t in b.outputs)
             return self._keep(PairVerdict(pair, "same"), False)
         ins, errors = self._inputs(a, b)
+        if a.name == b.name == _FILLS_A_PART:
+            for run, op in ((self._a, a), (self._b, b)):
+                run.unwritten.update(t.tensor for t in op.outputs[1:])
         outs, worst, bounds = self._outputs(a, b, errors)
         verdict = PairVerdict(pair, "same", ins, outs, _difference(pair, self.bitwise), excess=worst)
         verdict.random = draws_random(a) or draws_random(b)
@@ -97,6 +107,9 @@ class PairJudge:
         verdict.unwritten = self._a.reads(a, self._a.unwritten) or self._b.reads(b, self._b.unwritten)
         tainted = self._a.reads(a, self._a.tainted) or self._b.reads(b, self._b.tainted)
         known = all(t.digest is not None for t in (*a.outputs, *b.outputs)) and len(a.outputs) == len(b.outputs)
+        known &= self._exact
+        if not tainted and any(outs):
+            verdict.reads = self._another_value(a, b, ins)
         depends = any(ins) or (tainted and not (known and all(map(_bits_equal, a.outputs, b.outputs))))
         verdict.status = self._status(verdict, depends, bounds)
         if self.bitwise and verdict.status == "made":
@@ -110,13 +123,32 @@ class PairJudge:
             return "outside"
         if differ or (verdict.differs and not self.values):
             drawn = verdict.random and self._drawn_apart and not verdict.differs
+            if verdict.reads and self.bitwise:
+                return "made"  # the wiring differs, not what was computed before
             return "carried" if depends or drawn else "made"
         return "within" if not self.bitwise and any(bounds) else "same"
+
+    def skip(self, pair: Pair) -> PairVerdict:
+        """An operator of one side that gives what it was given, and is no difference."""
+        op, run = pair.either, self._a if pair.a else self._b
+        run.produced.update((t.tensor, op) for t in op.outputs)
+        if run.reads(op, run.tainted):
+            run.tainted.update(t.tensor for t in op.outputs)
+        return PairVerdict(pair, "same")
+
+    def _another_value(self, a: Op, b: Op, ins: Sequence[bool]) -> str:
+        """Of an input that differs although nothing before did: whose result it is on each side."""
+        for k, (differs, s, t) in enumerate(zip(ins, a.inputs, b.inputs, strict=False)):
+            if differs and self._partners.get(s.tensor, t.tensor) != t.tensor and t.tensor in self._paired:
+                makers = self._a.produced[s.tensor], self._b.produced[t.tensor]
+                was, now = (f"{op.name} ({op.index}{', ' * bool(op.place)}{op.place})" for op in makers)
+                return f"input {k} is the result of {was} in A, of {now} in B"
+        return ""
 
     def _unmatched(self, pair: Pair) -> PairVerdict:
         op = pair.either
         run = self._a if pair.a else self._b
-        run.produced.update(t.tensor for t in op.outputs)
+        run.produced.update((t.tensor, op) for t in op.outputs)
         if self.bitwise or not is_packaging(op) or run.reads(op, run.tainted):
             run.tainted.update(t.tensor for t in op.outputs)
         elif pair.a is None:
@@ -133,8 +165,11 @@ class PairJudge:
         tainted = depends or verdict.status in ("made", "carried", "outside")
         for run, op in zip((self._a, self._b), verdict.pair.both, strict=True):
             numbers = [t.tensor for t in op.outputs]
-            run.produced.update(numbers)
+            run.produced.update(dict.fromkeys(numbers, op))
             (run.tainted.update if tainted else run.tainted.difference_update)(numbers)
+        for s, t in zip(*(op.outputs for op in verdict.pair.both), strict=False):
+            self._partners[s.tensor] = t.tensor
+            self._paired.add(t.tensor)
         self._drawn_apart |= verdict.random and any(verdict.outputs)
         return verdict
 
@@ -187,14 +222,16 @@ class PairJudge:
         """Which outputs differ, by how many times the attainable error, and the errors of A's outputs."""
         if len(a.outputs) != len(b.outputs):
             return tuple(True for _ in a.outputs), math.inf, [math.inf for _ in a.outputs]
+        written = [s.tensor not in self._a.unwritten for s in a.outputs]
         exact = not any(errors) and all(map(_bits_equal, a.outputs, b.outputs))
         if exact or self.bitwise:
-            over = [not _bits_equal(s, t) for s, t in zip(a.outputs, b.outputs, strict=True)]
+            over = [w and not _bits_equal(s, t) for w, s, t in zip(written, a.outputs, b.outputs, strict=True)]
             return tuple(over), 0.0, [0.0] * len(a.outputs)
         bounds = error_bounds.errors(a, b, errors)
         if _updates(a):
             return (False,) * len(bounds), 0.0, [update_error(a, k, e) for k, e in enumerate(bounds)]
-        beyond = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, bounds, strict=True)]
+        pairs = zip(a.outputs, b.outputs, bounds, strict=True)
+        beyond = [self._differ(s, t, e) if w else 0.0 for w, (s, t, e) in zip(written, pairs, strict=True)]
         for t, e in zip(a.outputs, bounds, strict=True):
             if t.rms and t.dtype in error_bounds.UNIT and math.isfinite(e):
                 self._drift = max(self._drift, min(e / t.rms, 1.0))

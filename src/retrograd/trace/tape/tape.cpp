@@ -57,7 +57,7 @@ constexpr size_t SWEPT = 64;                  // storages looked at together whe
 enum Flag { SILENT = 1, MEMORY = 2, ALIASES = 4, ASYNCHRONOUS = 8, DIVIDES = 16, DIVIDES_TWO = 32 };
 enum View { NONE, ORDERED, PERMUTED, EXPANDED };
 enum Phase { FORWARD, BACKWARD, OTHER };
-enum Role { USER, MODULE, ENGINE, GENERATED, REST };
+enum Role { USER, MODULE, ENGINE, GENERATED, REST, GRAPH, COMPILER };  // as in source_lines.py
 
 struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
@@ -524,6 +524,7 @@ Where look(State& s, Lock& lock) {
   Where found;
   PyObject *inner = nullptr, *outer = nullptr;  // borrowed of frames
   int seen = 0;
+  bool in_graph = false;
   frames::walk([&](const frames::Frame& frame) {
     auto* code = frame.code();
     const int role = role_of(s, lock, code);
@@ -534,6 +535,10 @@ Where look(State& s, Lock& lock) {
       if (!inner) inner = outer;
     } else if (role == GENERATED) {
       found.generated = true;
+    } else if (role == GRAPH) {
+      in_graph = true;
+    } else if (role == COMPILER) {
+      found.generated |= in_graph;  // a graph of torch.export runs as any module does
     } else if (role == ENGINE) {
       return false;
     }
