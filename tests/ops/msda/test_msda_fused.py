@@ -560,3 +560,28 @@ def test_sizes_nobody_has_read_follow_the_offsets(last: int) -> None:
     locations = locations_of(reference, offsets, Levels(None, torch.tensor([[3, 4], [1, 2]])), (2, 2))
     assert locations.device.type == "meta"
     assert locations.shape == offsets.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures a CUDA graph")
+@pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])
+def test_captured_in_a_graph(boxes: bool) -> None:
+    """Tables of the levels are on the device by then, also where they were made in inference mode."""
+    case, other = small("cuda", boxes=boxes), small("cuda", boxes=boxes)
+    other = {name: t.flip(0) if isinstance(t, torch.Tensor) else t for name, t in other.items()}
+    with torch.inference_mode():
+        ms_deform_attn_fused(case["value"], SMALL[0], *(case[name] for name in NAMES[1:]), points_per_level=SMALL[1])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run(case, SMALL[1], deterministic=True)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run(case, SMALL[1], deterministic=True)
+    for name in (*NAMES, "grad_out"):
+        case[name].copy_(other[name])
+    graph.replay()
+    want = run(other, SMALL[1], deterministic=True)
+    assert all(torch.equal(got[name], want[name]) for name in want)

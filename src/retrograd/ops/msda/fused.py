@@ -9,7 +9,7 @@ import torch
 
 from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, NeededGrads
 from retrograd.ops.msda.dispatch import MsdaCall
-from retrograd.ops.msda.shapes import flat, level_of, tensor_of
+from retrograd.ops.msda.shapes import beside_tensor, flat, tensor_of
 from retrograd.ops.types import inner_dtype
 
 
@@ -36,15 +36,17 @@ def _of_each_point(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """References [B, Q, 1, K, 2 or 4], and what offsets are divided by: [K, 2] sizes or, for boxes, [K, 1] counts."""
     device = offsets.device
-    level = level_of(points, device)
+    level = beside_tensor(tuple(n for n, count in enumerate(points) for _ in range(count)), torch.int64, offsets)
     reference = reference_points.index_select(2, level)[:, :, None]
-    if reference.shape[-1] == 2:
-        # An empty level has no pixel to be away from; dividing by 0 would make a gradient NaN.
+    if reference.shape[-1] == 4:
+        return reference, beside_tensor(tuple(n for n in points for _ in range(n)), offsets.dtype, offsets).view(-1, 1)
+    # An empty level has no pixel to be away from; dividing by 0 would make a gradient NaN.
+    if levels.sizes is None:
         size = tensor_of(levels, device).flip(1).clamp_min(1).to(offsets.dtype)  # [L, 2] (width, height)
         return reference, size.index_select(0, level)
-    counts = [[n] for n in points for _ in range(n)]
-    count = torch.tensor(counts, dtype=offsets.dtype, device="cpu").view(-1, 1)
-    return reference, count.to(device, non_blocking=True)
+    sizes = zip(levels.sizes, points, strict=True)
+    sides = tuple(max(side, 1) for (height, width), count in sizes for _ in range(count) for side in (width, height))
+    return reference, beside_tensor(sides, offsets.dtype, offsets).view(-1, 2)
 
 
 def gradients(grad_out: torch.Tensor, inputs: MsdaInputs, call: MsdaCall, needed: NeededGrads) -> MsdaGrads:

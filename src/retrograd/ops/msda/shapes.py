@@ -9,6 +9,9 @@ import torch
 from retrograd.ops.msda.arguments import Levels, MsdaInputs
 from retrograd.ops.types import inner_dtype
 
+_TABLES: dict[tuple[Any, ...], torch.Tensor] = {}
+_MOST_TABLES = 1024  # of 512 bytes; images of more sizes than that are copied in each call
+
 
 class PointLevels(NamedTuple):
     """For each of K points the level it lies in."""
@@ -24,6 +27,23 @@ def tensor_of(levels: Levels, device: torch.device) -> torch.Tensor:
         return levels.shapes.to(device, torch.int64, non_blocking=True)
     host = torch.tensor(levels.sizes, dtype=torch.int64, device="cpu").view(-1, 2)
     return host.to(device, non_blocking=True)
+
+
+def beside_tensor(rows: tuple[Any, ...], dtype: torch.dtype, other: torch.Tensor) -> torch.Tensor:
+    """Numbers that the host knows, on the device of another tensor.
+
+    They are kept there, and never freed, so that a graph that is captured in a later call copies nothing from the host.
+    """
+    device = other.device
+    if type(other) is torch.Tensor and device.type == "cuda" and not torch.compiler.is_compiling():
+        key = rows, dtype, device
+        if key not in _TABLES and len(_TABLES) < _MOST_TABLES:
+            with torch.inference_mode(False):  # a backward may save it
+                _TABLES[key] = torch.tensor(rows, dtype=dtype, device="cpu").to(device)
+            torch.cuda.current_stream(device).synchronize()  # other streams read it next time
+        if key in _TABLES:
+            return _TABLES[key]
+    return torch.tensor(rows, dtype=dtype, device="cpu").to(device, non_blocking=True)
 
 
 def level_of(points: tuple[int, ...], device: torch.device) -> torch.Tensor:
