@@ -24,6 +24,7 @@ from retrograd.trace.diffing.matching import match
 from retrograd.trace.diffing.schema import TraceDiff
 from retrograd.trace.diffing.shards import assemble
 from retrograd.trace.diffing.summaries import side
+from retrograd.trace.diffing.taken_gradients import alike
 from retrograd.trace.diffing.verdicts import PairJudge
 from retrograd.trace.schema import NOT_SEEN, Trace
 
@@ -118,7 +119,7 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
     if len(unseen) == 1 and level != "bitwise" and mode != "names" and _step_count(a) == _step_count(b):
         return _compare_compiled(a, b, unseen[0], titles)
     judge = PairJudge(mode != "attainable", values=mode != "names")
-    verdicts = [judge.judge(pair) for pair in match(a.ops, b.ops)]
+    verdicts = [judge.judge(pair) for pair in match(*alike(a.ops, b.ops))]
     seeds = a.meta.get("seed", ""), b.meta.get("seed", "")
     conditions = RunConditions(_devices(a) == _devices(b), seeds, tuple(_settings(a, b)))
     collector = CauseCollector(conditions, judge.bitwise, unseen[0] if len(unseen) == 1 else "")
