@@ -1,4 +1,5 @@
-"""First gradients of a leaf: autograd takes one over where nobody else holds it at that moment, and copies it otherwise.
+"""First gradients of a leaf: autograd takes one over where nobody else holds it at that moment, else it copies it.
+
 The same step may do either from run to run, with the same bits.
 """
 
