@@ -107,8 +107,7 @@ _RESIDUAL_TILE_LIMIT = 32768
 # (LayerNorm, residual) -> widest row that stays with Triton where there is the clustered kernel (`ops/norm/cuda`).
 # Above 32768 columns a walk no longer finds a row in L1 (83 % at 65536); LayerNorm, which walks three times, reaches
 # 90 % at 32768, and 94 % in one tile at 16384, where the clustered kernel reaches 99 %. Rows that do not fill a tile of
-# 16384 do not stay either: 16384 x 9216 add + RMSNorm 345 -> 283 us, add + LayerNorm 400 -> 281, RMSNorm 195 -> 142;
-# nor those between it and 32768: 13107 x 20480 RMSNorm 263 -> 250, add + RMSNorm 540 -> 496, 10922 x 24576 293 -> 249.
+# 16384 or 32768 do not: 16384 x 9216 add + RMSNorm 345 -> 283 us, RMSNorm 195 -> 142, 10922 x 24576 293 -> 249.
 _FORWARD_TRITON_LIMIT = {(False, False): 32768, (False, True): 32768, (True, False): 8192, (True, True): 16384}
 BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384}
 
@@ -278,12 +277,7 @@ def plan_backward(
     if width <= BACKWARD_TILE_LIMIT[gpu.backend]:
         tile = _tile(_NARROW_TILES[centered, streams] | _BACKWARD_TILES, width, itemsize, gpu)
         stage_bytes = streams * itemsize * tile.block_m * width
-        # What is not there leaves room for a stage more. 32768 rows of 768, us: 44.0 -> 40.6, 1536 82 -> 76, 2560
-        # 144 -> 124, 5120 280 -> 242, LayerNorm 44.4 -> 41.3, 90 -> 89, 147 -> 137, 285 -> 253; but 3584 175 -> 189,
-        # 7168 343 -> 364. With a residual more has to be missing: 5120 325 -> 317, LayerNorm 333 -> 315, 2560
-        # 171 -> 158, but 768 51.6 -> 53.5, LayerNorm 1280 84 -> 99.
-        empty = _a_quarter_is_empty(n) if streams == 2 else width > 2048 and 8 * n <= 5 * width
-        roomy = gpu.backend is Backend.CUDA and width > 512 and empty
+        roomy = gpu.backend is Backend.CUDA and _leaves_room(n, streams)
         stages = max(1, min(tile.num_stages + roomy, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
         if few and parts is None and rows <= (_FEW_WIDE_CENTERED if centered and width > 4096 else _FEW_ROWS):
@@ -337,6 +331,14 @@ def plan_clusters(n: int, itemsize: int) -> BackwardPlan | None:
 def _a_quarter_is_empty(n: int) -> bool:
     """Whether at least a quarter of a tile that rows of n columns need is not there."""
     return 4 * n <= 3 * next_power_of_2(n)
+
+
+def _leaves_room(n: int, streams: int) -> bool:
+    """Whether what is not there of a backward's tile is room for a stage more. 32768 rows of 768, us: 44 -> 41, 5120
+    280 -> 242, but 3584 175 -> 189; with a residual 2560 171 -> 158, but 768 52 -> 54, LayerNorm 1280 84 -> 99.
+    """
+    width = next_power_of_2(n)
+    return width > 512 and _a_quarter_is_empty(n) if streams == 2 else width > 2048 and 8 * n <= 5 * width
 
 
 def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile:
