@@ -70,3 +70,11 @@ LEVELS: tuple[tuple[str, Callable[[Op], Hashable]], ...] = (
     # Something in the same module with results of the same sizes: the operator has another name.
     ("name", lambda op: (op.phase, unwrapped_module(op.module), _shapes(op.outputs))),
 )
+
+
+def gives_its_input(op: Op) -> bool:
+    """Whether the only result of an operator has the dtype and the bits of its first input, as far as digests tell."""
+    if not op.inputs or len(op.outputs) != 1:
+        return False
+    source, result = op.inputs[0], op.outputs[0]
+    return source.dtype == result.dtype and None is not source.digest == result.digest

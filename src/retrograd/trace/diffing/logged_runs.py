@@ -15,7 +15,7 @@ from retrograd.trace.debug_mode_log import NORM, LoggedRun, load, without_phases
 from retrograd.trace.diffing.causes import CauseCollector, notes
 from retrograd.trace.diffing.counterparts import is_move
 from retrograd.trace.diffing.divergence_reasons import CAST, COMPILED, RunConditions, reason
-from retrograd.trace.diffing.identity import comparable_arguments
+from retrograd.trace.diffing.identity import comparable_arguments, gives_its_input
 from retrograd.trace.diffing.matching import Pair, match
 from retrograd.trace.diffing.schema import DivergenceCause, OpSummary, PairRow, RunSide, TraceDiff
 from retrograd.trace.diffing.verdicts import PairJudge, PairVerdict
@@ -96,7 +96,7 @@ class _Comparison:
         verdicts: list[PairVerdict] = []
         pairs = in_other_orders(match(self.a.trace.ops, self.b.trace.ops))
         for pair in pairs:
-            if (pair.a is None or pair.b is None) and _gives_its_input(pair.either):
+            if (pair.a is None or pair.b is None) and is_move(pair.either) and gives_its_input(pair.either):
                 verdicts.append(judge.skip(pair))
                 self.moves += 1
                 continue
@@ -196,14 +196,6 @@ def _with_texts(seen: OpSummary | None, run: LoggedRun) -> OpSummary | None:
 
 def _inputs_known(verdict: PairVerdict) -> bool:
     return all(t.digest is not None for op in verdict.pair.both for t in op.inputs)
-
-
-def _gives_its_input(op: Op) -> bool:
-    """Whether a call only shows or copies what it is given, by its name and by its numbers."""
-    if not is_move(op) or not op.inputs or len(op.outputs) != 1:
-        return False
-    source, result = op.inputs[0], op.outputs[0]
-    return source.dtype == result.dtype and None is not source.digest == result.digest
 
 
 def in_other_orders(pairs: Sequence[Pair]) -> list[Pair]:

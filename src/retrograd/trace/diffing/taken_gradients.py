@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from retrograd.trace.diffing.identity import base_name
+from retrograd.trace.diffing.identity import base_name, gives_its_input
 from retrograd.trace.schema import Op, Stats
 
 _NODE = "AccumulateGrad"
@@ -26,9 +26,9 @@ def _as_taken(ops: Sequence[Op]) -> Iterator[Op]:
     """The operators, those that read a copy reading what was copied."""
     originals: dict[int, int] = {}  # tensors by their copies
     for k, op in enumerate(ops):
-        if _gives_its_input(op):
+        if _is_taken(op):
             originals[op.outputs[0].tensor] = originals.get(op.inputs[0].tensor, op.inputs[0].tensor)
-        elif not (_is_memory(op) and k + 1 < len(ops) and _gives_its_input(ops[k + 1])):
+        elif not (_is_memory(op) and k + 1 < len(ops) and _is_taken(ops[k + 1])):
             yield replace(op, inputs=_reading(op.inputs, originals)) if originals else op
 
 
@@ -36,11 +36,8 @@ def _is_memory(op: Op) -> bool:
     return op.node == _NODE and base_name(op.name) == _MEMORY
 
 
-def _gives_its_input(op: Op) -> bool:
-    if op.node != _NODE or base_name(op.name) not in _COPIES or len(op.inputs) != 1 or len(op.outputs) != 1:
-        return False
-    source, copy = op.inputs[0], op.outputs[0]
-    return source.dtype == copy.dtype and None is not source.digest == copy.digest
+def _is_taken(op: Op) -> bool:
+    return op.node == _NODE and base_name(op.name) in _COPIES and len(op.inputs) == 1 and gives_its_input(op)
 
 
 def _reading(inputs: Sequence[Stats], originals: dict[int, int]) -> tuple[Stats, ...]:
