@@ -102,7 +102,7 @@ def gradient_penalty_at_a_zero_gradient(h):
 def distances_by_the_gram_matrix(h):
     squares = h.square().sum(1)
     gram = squares[:, None] + squares[None] - 2 * (h @ h.T)
-    return (gram - gram.detach().diagonal().diag_embed()).clamp(min=0).sqrt().sum()  #!
+    return (gram - gram.detach().diagonal().diag_embed()).sqrt().sum()  #!
 
 
 # Layers.
