@@ -1,6 +1,6 @@
 """Faults of one rank under NCCL: what a recording names, and what Flight Recorder dumped where nothing was recorded.
 
-    python benchmarks/fsdp_nccl.py [CASE ...]        two GPUs; without any, gloo on the CPU tries the script
+    python benchmarks/fsdp_nccl.py [CASE ...] [--keep FOLDER]   two GPUs; without any, gloo on the CPU tries the script
 
 The jobs are those of tests/fsdp/faults.py, two ranks each, started by torchrun all at once: every case under
 `record_collectives()`, and again without it, with dumps that NCCL's watchdog writes at its timeout of 10 s and
@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,7 +80,7 @@ def told(folder: Path, record: bool) -> str:
     return f"exit {done.returncode}: {' '.join((done.stdout + done.stderr).split())}"
 
 
-def main(cases: list[str]) -> None:
+def main(cases: list[str], keep: Path | None) -> None:
     where = f"NCCL, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "gloo"
     print(f"2 ranks, {where}, torch {torch.__version__}\n\n| fault | | s | exit | |\n|" + " --- |" * 5)
     with tempfile.TemporaryDirectory() as name:
@@ -97,6 +98,10 @@ def main(cases: list[str]) -> None:
                     process.wait(2)
             mark = folders[kind] / "fault"
             since = f"{ends[kind] - float(mark.read_text()):.1f}" if kind in ends and mark.exists() else "-"
+            if keep is not None and not kind[1]:
+                for dump in folders[kind].glob("dump_*"):
+                    keep.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(dump, keep / f"{kind[0]}-{dump.name}")
             words = told(folders[kind], kind[1]).replace("|", "\\|")
             words = words if len(words) <= _LONGEST else f"{words[:_LONGEST]} [...]"
             fault = faults.CASES.get(kind[0], kind[0])
@@ -110,4 +115,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:
         job(sys.argv[2], Path(sys.argv[3]), sys.argv[4] == "record")
     else:
-        main(sys.argv[1:] or list(CASES))
+        given, _, folder = " ".join(sys.argv[1:]).partition("--keep ")
+        main(given.split() or list(CASES), Path(folder) if folder else None)

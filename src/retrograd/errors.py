@@ -83,6 +83,12 @@ class RanksDifferError(RetrogradError, RuntimeError):
     exit_code = 1
 
 
+class ExecutionsDifferError(RetrogradError, ArithmeticError):
+    """An operator gave other bits when it was executed again, or copies of a parameter differ, before an update."""
+
+    exit_code = 1
+
+
 class BucketError(RetrogradError, RuntimeError):
     """Gradients cannot be reduced as planned: a group brought none, or too much waits for one that is late."""
 

@@ -75,6 +75,28 @@ def test_ranks_of_a_job_of_which_one_errs(tmp_path):
     assert all(text in result.output for text in (leaves_out.text, ends_early.text))
 
 
+# Dumps that the watchdog of NCCL 2.28 wrote on two H200 (torch 2.11), of jobs of benchmarks/fsdp_nccl.py in which rank 1
+# errs: it leaves a block out, reduces in a backward hook, reduces another shape. Folders in their frames were replaced.
+WRITTEN = {
+    "skip": (35, "rank 1 reduces an unnamed tensor where rank 0 gathers an unnamed tensor", "fsdp/_fully_shard"),
+    "hook": (35, "rank 1 reduces an unnamed tensor where rank 0 gathers an unnamed tensor", "faults.py:99 <lambda>"),
+    "shape": (36, "but rank 1: all-reduce, 3 float32, ranks 0 1; rank 0: all-reduce, 2 float32", "faults.py:102 train"),
+}
+
+
+@pytest.mark.parametrize("fault", WRITTEN)
+def test_dumps_that_the_watchdog_of_nccl_wrote(fault):
+    paths = sorted(JOB.with_name("nccl_dumps").glob(f"{fault}-dump_*"))
+    number, words, frame = WRITTEN[fault]
+    found = compare(load(paths))
+    (parting,) = found.partings
+    assert (found.ranks, found.compared, parting.number) == ((0, 1), number - 1, number)
+    assert words in parting.text
+    assert any(frame in line for line in parting.stacks["rank 1"])
+    result = CliRunner().invoke(main, ["fsdp", "diff", *map(str, paths)])
+    assert (result.exit_code, parting.text in result.output) == (1, True)
+
+
 @pytest.mark.parametrize("dump", [pickle.dumps, lambda content: json.dumps(content).encode()], ids=["pickle", "json"])
 def test_a_rank_that_does_something_else_is_named_beside_the_others(tmp_path, dump):
     paths = files(tmp_path, steps(9), steps(9), steps(9, n5={"input_sizes": [[41]]}), steps(9), dump=dump)

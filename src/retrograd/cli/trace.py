@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from retrograd.trace.diffing.schema import TraceDiff
     from retrograd.trace.filters import Listing
     from retrograd.trace.nan_provenance import Provenance
+    from retrograd.trace.repeating.schema import RepeatedSteps
 
 _STDERR = 2  # the answer alone goes to stdout
 _FORMS = "'path/file.py:name' or 'package.module:name'"
@@ -167,20 +169,40 @@ def diff(a: str, b: tuple[str, ...], bitwise: bool | None) -> TraceDiff:
     return diff(a, b[0] if len(b) == 1 else b, None if bitwise is None else "bitwise" if bitwise else "attainable")
 
 
-@trace.command(context_settings=PASSES_OPTIONS_ON, epilog=examples("retrograd trace repeat -- train.py"))
+@trace.command(
+    context_settings=PASSES_OPTIONS_ON,
+    epilog=examples(
+        "retrograd trace repeat -- train.py",
+        "retrograd trace repeat --every 100 -- train.py",
+        "torchrun --nproc-per-node 8 -m retrograd trace repeat --every 100 --ranks -- train.py",
+    ),
+)
 @program("[-- SCRIPT.py ARGS ...]")
-@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Of each run.")
-@choice("--level", of=["fast", "full"], default="full", help="Each value once; every view too.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of each run  [default: 2; with --every all].")
+@click.option("--level", type=click.Choice(["fast", "full"]), help="Each value once; every view too  [default: full].")
 @click.option("--keep", type=FOLDER, metavar="DIR", help="Keep both traces, first.trace and second.trace.")
+@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Run once; repeat operators in each Nth step.")
+@click.option("--ranks", is_flag=True, help="With --every: all ranks end together, and copies on them are compared.")
 @answers("retrograd.trace.diffing.schema:TraceDiff")
-def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) -> TraceDiff:
+def repeat(
+    program: tuple[str, ...], steps: int | None, level: str | None, keep: Path | None, every: int | None, ranks: bool
+) -> TraceDiff | RepeatedSteps:
     """Run a Python program twice, recorded, in a process each, and compare the runs bit for bit.
 
     PROGRAM is a script, -m MODULE or -c CODE. What differs although the seeds are the same is not deterministic; a
     program that sets no seed differs at its first random operator. What the program prints goes to stderr.
 
-    Exit code: 0 same, 1 different, 2 wrong usage, 3 the program failed.
+    With --every it runs once, and in each Nth step every operator is executed twice from the same inputs: silent
+    corruption ends it before the optimizer steps. With torchrun and --ranks rank 0 answers for all.
+
+    Exit code: 0 same, 1 different, 2 wrong usage, 3 the program failed; with --every its own if it failed.
     """
+    if every is not None:
+        if level or keep:
+            raise UsageError(f"{'--level' if level else '--keep'} is of two runs; with --every the program runs once")
+        return _repeat_steps(program, every, ranks, steps)
+    if ranks:
+        raise UsageError("--ranks needs --every N: the operators of each Nth step are then repeated on all ranks")
     from retrograd.trace.diffing.compare import diff
 
     with tempfile.TemporaryDirectory(prefix="retrograd-trace-") as temporary:
@@ -188,7 +210,7 @@ def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) 
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "first.trace", folder / "second.trace"]
         for file in files:
-            options = ["-o", str(file), "--steps", str(steps), "--level", level]
+            options = ["-o", str(file), "--steps", str(steps or 2), "--level", level or "full"]
             command = [sys.executable, "-m", "retrograd", "trace", "record", *options, "--", *program]
             code = subprocess.run(command, check=False, stdout=_STDERR).returncode
             if code == 2:  # the recorder has said what is wrong
@@ -198,6 +220,17 @@ def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) 
                     f"the program ended with exit code {code}; two runs can be compared if both end well"
                 )
         return diff(files[0], files[1], "bitwise")
+
+
+def _repeat_steps(program: tuple[str, ...], every: int, ranks: bool, steps: int | None) -> RepeatedSteps:
+    """One run, of which the operators of sampled steps are repeated."""
+    from retrograd.trace.record_program import repeat_program
+
+    with contextlib.redirect_stdout(sys.stderr):
+        outcome, code = repeat_program(program, {"every": every, "ranks": ranks, "steps": steps})
+    if code or (len(outcome.ranks) > 1 and outcome.rank != 0):
+        click.get_current_context().exit(code or outcome.exit_code)
+    return outcome
 
 
 @trace.command(epilog=examples("retrograd trace bisect steps.py:step --tolerance 1e-3"))

@@ -37,6 +37,24 @@ def _logged(ddp: type, model: Any) -> dict[str, Any]:
     return ddp._get_ddp_logging_data(model)
 
 
+def has_comm_hook(model: Any) -> bool:
+    """Whether something else than DDP decides what becomes of its buckets; True where that cannot be told."""
+    return not works(HOOKS) or bool(model._comm_hooks)
+
+
+@part(
+    "torch.ddp.hooks",
+    "asks DDP whether something else decides what becomes of its buckets",
+    "copies of DDP's parameters and gradients are not compared by `trace repeat --ranks`",
+    names=("DistributedDataParallel._comm_hooks",),
+)
+def HOOKS() -> str:
+    """Registering a hook writes the list; without a process group there is no model to ask."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    writes = all("_comm_hooks" in function.__code__.co_names for function in (ddp.__init__, ddp.register_comm_hook))
+    return "" if writes else "DDP does not keep a list of its hooks"
+
+
 @part(
     "torch.ddp",
     "asks DDP for the order of its buckets",

@@ -106,6 +106,11 @@ def _is_watched() -> bool:
     )
 
 
+def entered_modes() -> int | None:
+    """How many dispatch modes this thread has entered; None where this torch does not say."""
+    return torch._C._len_torch_dispatch_stack() if works(WATCHED) else None
+
+
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
     """Whether torch.func (vmap, vjp) has wrapped the tensor, so that gradients are those of each operator in turn."""
     # The self-test would load vmap, which takes seconds; who has not loaded it has wrapped nothing.

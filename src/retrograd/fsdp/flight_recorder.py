@@ -69,10 +69,9 @@ class DumpEntry:
 
     @property
     def stack(self) -> tuple[str, ...]:
-        """The innermost frames of the program, else of whatever there is."""
-        return (
-            tuple(f for f in self.frames if "/torch/" not in f and not f.startswith("<"))[:_FRAMES] or self.frames[:1]
-        )
+        """The innermost frames of the program, else of whatever there is: FSDP2 issues most from autograd's threads."""
+        own = tuple(f for f in self.frames if "/torch/" not in f and not f.startswith("<"))
+        return (own or self.frames)[:_FRAMES]
 
 
 @dataclass(frozen=True)

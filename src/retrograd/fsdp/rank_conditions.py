@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from retrograd.compat.torch_autograd import product_dtypes
 from retrograd.core.rank_store import RankStore
 from retrograd.env import run_conditions as run
 from retrograd.env.run_conditions import Conditions
+from retrograd.runtime.replicas import checksum, parameters_of, ranks_with_copies
 
 _KEY, _LATER, _PARAMETERS = "conditions", "autocast", "parameters"
 _MOST = 8  # differences told of each kind
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 class RankConditions:
@@ -64,15 +64,15 @@ class RankConditions:
         sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
         living = ((tensor(), ranks) for tensor, ranks in self._reduced)
         reduced = {tensor.data_ptr(): ranks for tensor, ranks in living if tensor is not None}
-        for number, (called, parameter) in enumerate(_parameters_of(optimizer)):
+        for number, (called, parameter) in enumerate(parameters_of(optimizer)):
             name, ranks = replicas.get(id(parameter), ("", ()))
             if isinstance(parameter, sharded):
-                parameter, ranks = parameter.to_local(), _copies(parameter)
+                parameter, ranks = parameter.to_local(), ranks_with_copies(parameter)
             elif not ranks and parameter.grad is not None:
                 ranks = reduced.get(parameter.grad.data_ptr(), ())
             if len(ranks) > 1 and type(parameter) in (torch.Tensor, torch.nn.Parameter):
                 label = name or called or f"parameter {number} {list(parameter.shape)}"
-                self._parameters[f"{label}\0{','.join(map(str, ranks))}"] = _checksum(parameter)
+                self._parameters[f"{label}\0{','.join(map(str, ranks))}"] = checksum(parameter)
 
     def start(self) -> None:
         """One of the first updates is about to come: post all that is known, once; autocast if it is known later."""
@@ -134,26 +134,3 @@ def _parameters_apart(of: Mapping[int, Conditions]) -> list[str]:
         f"{f' and {len(names) - 3} more' * (len(names) > 3)}"
         for who, names in apart.items()
     ]
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    for group in optimizer.param_groups:
-        names = group.get("param_names") or [""] * len(group["params"])
-        yield from zip(names, group["params"], strict=True)
-
-
-def _copies(parameter: Any) -> tuple[int, ...]:
-    """The ranks that hold the same part of a parameter as this one."""
-    mesh, at = parameter.device_mesh, parameter.device_mesh.get_coordinate()
-    if at is None:
-        return ()
-    place = tuple(
-        slice(None) if placement.is_replicate() else k for placement, k in zip(parameter.placements, at, strict=True)
-    )
-    return tuple(sorted(mesh.mesh[place].reshape(-1).tolist()))
-
-
-def _checksum(parameter: torch.Tensor) -> str:
-    """The sum of the bits, as whole numbers: exact in any order, 64 bits."""
-    flat = parameter.detach().reshape(-1)
-    return str(flat.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64).item())

@@ -43,6 +43,7 @@ _RECORDS = {
     "retrograd.trace-listing/1": "retrograd.trace.filters:Listing",
     "retrograd.trace.diff/1": "retrograd.trace.diffing.schema:TraceDiff",
     "retrograd.trace.bisect/1": "retrograd.trace.bisecting.schema:Bisection",
+    "retrograd.trace.repeat/1": "retrograd.trace.repeating.schema:RepeatedSteps",
     "retrograd.kernel-run/1": "retrograd.ttir.schema:KernelRun",
     "retrograd.fsdp/1": "retrograd.fsdp.outcome.schema:RankComparison",
     "retrograd.bench/1": "retrograd.bench.rows:BenchResults",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from retrograd.trace.bisecting.precision import bisect_precision as bisect_precision
     from retrograd.trace.diffing.compare import diff as diff
     from retrograd.trace.recording import record as record
+    from retrograd.trace.recording import repeat_steps as repeat_steps
     from retrograd.trace.recording import twice as twice
 
 # Loaded when they are first used: recording needs no comparison, and reading a file needs no torch.
@@ -21,6 +22,7 @@ _HOMES = {
     "bisect_precision": "bisecting.precision",
     "diff": "diffing.compare",
     "record": "recording",
+    "repeat_steps": "recording",
     "twice": "recording",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "load",
     "provenance",
     "record",
+    "repeat_steps",
     "save",
     "twice",
 ]

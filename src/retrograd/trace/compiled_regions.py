@@ -39,7 +39,13 @@ class CompiledRegions:
 
     def check_tensor(self, tensor: torch.Tensor) -> None:
         """Notice a value that comes out of a compiled region."""
-        if not self._why and tensor.grad_fn is not None and tensor.grad_fn.name().startswith("CompiledFunction"):
+        if self._why:
+            return
+        try:
+            node = tensor.grad_fn
+        except RuntimeError:  # a view made under no_grad whose base has changed since: its node cannot be asked for
+            return
+        if node is not None and node.name().startswith("CompiledFunction"):
             self.notice("a compiled forward ran")
 
     def updated(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -126,7 +126,7 @@ class Observer:
     def before(self, pending: PendingOp, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         """Note the inputs of an operator that is about to run."""
         operator = pending.operator
-        self._locate(pending, frame)
+        self.locate(pending, frame)
         tensors, pending.attributes = operator.split_arguments(args, kwargs)
         measuring = not (operator.view or operator.aliases or operator.waits or self.level == "names")
         measuring &= not (self.optimizing and self.level == "fast") or _divides(operator, tensors)
@@ -174,7 +174,7 @@ class Observer:
 
     def before_launch(self, pending: PendingOp, tensors: list[torch.Tensor], frame: Any) -> None:
         """Note the tensors of a kernel that is about to be launched."""
-        self._locate(pending, frame)
+        self.locate(pending, frame)
         if pending.phase == OTHER and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             pending.phase = FORWARD
         for tensor in tensors:
@@ -233,7 +233,7 @@ class Observer:
             return
         value.requested, value.source, value.repeats, value.ordered = True, source, elements // before, ordered
 
-    def _locate(self, pending: PendingOp, frame: Any) -> None:
+    def locate(self, pending: PendingOp, frame: Any) -> None:
         """Phase, module, autograd node and line."""
         line, module = self.locator.locate(frame)
         pending.in_generated_code = self.locator.in_generated_code

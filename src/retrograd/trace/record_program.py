@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from retrograd.core import run_program
-from retrograd.trace import record
+from retrograd.errors import ExecutionsDifferError
+from retrograd.trace import record, repeat_steps
 
 if TYPE_CHECKING:
     from retrograd.trace.recorder import Recorder
+    from retrograd.trace.repeating.schema import RepeatedSteps
+    from retrograd.trace.repeating.steps import StepRepeater
 
 _USAGE = "`retrograd trace record [options] -- train.py ...`"
+_REPEAT_USAGE = "`retrograd trace repeat --every N [options] -- train.py ...`"
 
 
 class _Enough(BaseException):
@@ -44,6 +48,30 @@ def record_program(program: Sequence[str], out: Path, options: dict[str, Any]) -
     return recorder, run_program.run(command, _recording(recorder))
 
 
+def repeat_program(program: Sequence[str], options: dict[str, Any]) -> tuple[RepeatedSteps, int]:
+    """Run a program, as Python does, and repeat the operators of sampled steps.
+
+    Args:
+        program: as of `record_program`.
+        options: of `retrograd.trace.repeat_steps`.
+
+    Returns:
+        What has been shown, and the exit code of the program, 0 where it was ended for what was shown.
+
+    Raises:
+        UsageError: there is no such program.
+        MissingExtraError: torch is not installed.
+    """
+    command = run_program.command_of(program, _REPEAT_USAGE)
+    steps = repeat_steps(**options)
+    steps.on_last_step = _stop
+    try:
+        code = run_program.run(command, _recording(steps))
+    except ExecutionsDifferError:
+        code = 0
+    return steps.outcome, code
+
+
 def _stop() -> None:
     raise _Enough
 
@@ -67,7 +95,7 @@ def _ended_by_launchers() -> Iterator[None]:
 
 
 @contextmanager
-def _recording(recorder: Recorder) -> Iterator[None]:
+def _recording(recorder: Recorder | StepRepeater) -> Iterator[None]:
     with suppress(_Enough):
         try:
             with _ended_by_launchers(), recorder:

@@ -15,6 +15,7 @@ from retrograd.trace.diffing.compare import compare
 from retrograd.trace.diffing.schema import TraceDiff
 from retrograd.trace.nan_breakpoint import Stop
 from retrograd.trace.recorder import Recorder
+from retrograd.trace.repeating.steps import StepRepeater
 
 LEVELS = ("names", "fast", "full")
 
@@ -120,6 +121,40 @@ def twice(step: Callable[..., Any], model: Any = None, *, state: Sequence[Any] =
             replay.call()
     replay.restore()
     return compare(recorders[0].trace, recorders[1].trace, "bitwise", ("first run", "second run"))
+
+
+def repeat_steps(every: int = 100, *, ranks: bool = False, steps: int | None = None) -> StepRepeater:
+    """Execute the operators of sampled steps of a long run twice, inside `with`, and compare them bit for bit.
+
+    A device that now and then computes something else, a race, memory that goes bad: they show before the optimizer
+    steps, and nothing of them reaches a checkpoint. Of two executions that differ four more say what it is a case of.
+    Results, gradients and random numbers of the program stay what they are, to the bit. A sampled step needs memory for
+    one result and for what an operator writes once more, and waits for the device after each operator: small operators
+    take ten times as long, large ones little more than twice.
+
+    Steps end with each call of an optimizer. Executed once are collectives, kernels that torch.compile has fused or
+    that are launched beside operators, operators that are not PyTorch's own, and copies between devices; the outcome
+    counts them.
+
+    Args:
+        every: sample the first step and then each of so many; 1 samples all.
+        ranks: of a job of several ranks: all of them end before the same update, with what each has found; and copies
+            of parameters on several ranks (DDP, replicated DTensors) and their reduced gradients are compared. All
+            ranks must give this, and step their optimizers alike.
+        steps: sample none after so many steps; None has no end.
+
+    Returns:
+        A context manager, whose `outcome` is what has been shown (`RepeatedSteps`).
+
+    Raises:
+        UsageError: an argument is wrong.
+        ExecutionsDifferError: in the program, before the update: an operator gave other bits, or copies are not equal.
+            Operators whose bits may vary, as those that add with atomics on a GPU, are in the outcome alone.
+    """
+    for name, value in (("every", every), ("steps", 1 if steps is None else steps)):
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(f"`{name}` is {value!r}, expected a positive integer")
+    return StepRepeater(every, ranks, steps)
 
 
 def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None) -> None:
