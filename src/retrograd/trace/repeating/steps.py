@@ -19,6 +19,7 @@ from retrograd import config
 from retrograd.compat.c10d_collectives import rank_store
 from retrograd.compat.torch_autograd import in_backward
 from retrograd.compat.torch_dispatch import entered_modes
+from retrograd.compat.torch_dynamo import has_compiled_modules
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
 from retrograd.core.schema import decode, plain
 from retrograd.core.wording import some
@@ -198,6 +199,10 @@ class StepRepeater:
             self._mode.__exit__(None, None, None)
         if self._with_ranks:
             self._tell_ranks(optimizer)
+        kept = hasattr(TorchDispatchMode, "ignore_compile_internals")
+        if not kept and any(map(has_compiled_modules, self._observer.locator.roots)):
+            note = f"torch {torch.__version__} runs compiled modules eagerly in sampled steps: last bits may differ"
+            self._notes[note] = None
         self._guarded(self._observer.between_steps, self._steps)
         if (record := self.outcome).exit_code == 1:
             raise ExecutionsDifferError(messages.verdict(record))
