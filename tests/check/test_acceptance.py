@@ -220,11 +220,11 @@ def test_sine(retrograd_stage):
 
 def test_the_plugin_writes_and_reads_the_baseline_of_its_rootdir(pytester):
     pytester.makepyfile(op=SOURCE.format(factor=1.1), test_sine=SUITE)
-    pytester.runpytest_subprocess().assert_outcomes(passed=1, failed=1)
-    pytester.runpytest_subprocess("--retrograd-write-baseline").assert_outcomes(passed=2)
-    pytester.runpytest_subprocess("--junitxml=r.xml").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess().assert_outcomes(passed=1, failed=1)
+    pytester.runpytest_inprocess("--retrograd-write-baseline").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess("--junitxml=r.xml").assert_outcomes(passed=2)
     assert "as it stood: grad x" in (pytester.path / "r.xml").read_text()
     pytester.makepyfile(op=SOURCE.format(factor=1))
-    gone = pytester.runpytest_subprocess()
+    gone = pytester.runpytest_inprocess()
     gone.assert_outcomes(passed=1, failed=1)
     gone.stdout.fnmatch_lines(["*does not occur any more*"])

@@ -129,7 +129,7 @@ def project(pytester, monkeypatch):
             test_it=f"import pytest\nimport retrograd as rg\nimport specs_of_the_project as ops\n{body}"
         )
         monkeypatch.setenv("CI", "1")  # pytest cuts no line of the summary there
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider")
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider")
 
     return run
 

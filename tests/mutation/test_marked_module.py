@@ -29,7 +29,7 @@ def marked(pytester):
 
     def run(body, *options):
         (pytester.path / "test_mine.py").write_text(MARKED.format(body=body))
-        return pytester.runpytest_subprocess("test_mine.py", *options)
+        return pytester.runpytest_inprocess("test_mine.py", *options)
 
     return run
 
