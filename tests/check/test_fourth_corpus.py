@@ -7,22 +7,13 @@ In 60 s of a CPU: of a broken op what comes before the first finding, of a right
 from __future__ import annotations
 
 import pytest
-from corpus import corpus
+from corpus import Found, corpus, stop
 
 from retrograd.check.runner import verify
 
 MUTANTS = corpus("mutants_fourth") | corpus("mutants_fifth")
 HEALTHY = corpus("healthy_fourth") | corpus("healthy_fifth")
 COMPARING = ["oracle", "kinks", "layouts", "extremes", "higher_order"]
-
-
-class Found(BaseException):
-    """Raised at the first finding; an Exception would be taken for a fault of the checker."""
-
-
-def stop(kind, finding):
-    if kind == "finding":
-        raise Found(finding.what)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
