@@ -40,8 +40,11 @@ class CumulativeSum:
     forward: bool
     ways: list[dict[str, float]]
 
-    def widened(self, reference: Reference, truth: Truth) -> Truth:
-        """The truth at a case that allows what cancels in the sum, whichever of the ways is taken."""
+    def widened(self, reference: Reference, truth: Truth, tol: dict[str, torch.Tensor]) -> Truth:
+        """The truth at a case that allows what cancels in the sum, whichever of the ways is taken.
+
+        `tol` are the attainable errors of what is written; with smaller ones it allows less.
+        """
         grad = truth.want[self.name]
         assert grad is not None
         bounds = [truth.floor[self.name]]
@@ -49,7 +52,7 @@ class CumulativeSum:
             inputs = _inputs(reference, grad.ndim, list(factors))
             written, off = (
                 {label: f * inputs[label] * _as(values[label], inputs[label]) for label, f in factors.items()}
-                for values in (truth.want, truth.tol)
+                for values in (truth.want, tol)
             )
             bounds.append(self._bound(reference, grad, written, off))
         return replace(truth, floor=truth.floor | {self.name: torch.stack(bounds).nan_to_num(0.0).amax(0)})

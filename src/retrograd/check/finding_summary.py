@@ -35,11 +35,11 @@ def explain(
     small, often = kept[0].case, ""
     if shrinks and len(context.spec.size_names):
         # Smaller cases with a dozen randomly rounded runs each; the smallest is confirmed below.
-        context.judge.confirming = tolerance.CONFIRMING[:1]
+        context.judge.alarms.confirming = tolerance.CONFIRMING[:1]
         try:
             small, more, often = _shrunk(context, kept[0], attempt)
         finally:
-            context.judge.confirming = tolerance.CONFIRMING
+            context.judge.alarms.confirming = tolerance.CONFIRMING
         tried = {**tried, **more}
     text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
     text += f"; {often}" if often else ""

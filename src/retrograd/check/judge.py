@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
-from retrograd.check import cancellation, cumulative, kinks, tolerance
+from retrograd.check import kinks, tolerance
+from retrograd.check.alarms import Alarms
 from retrograd.check.layouts import REPEATING
 from retrograd.check.levels import repeats_for_noise
 from retrograd.check.op_runner import OpRun, OpRunner, same_bits
@@ -40,7 +40,7 @@ class Judge:
         doubts: what nobody can tell there, in words.
         worst: by tensor, of what the present stage has judged.
         compared: names of what it has held against the truth.
-        confirming: randomly rounded runs with which an alarm is confirmed, one number after the other.
+        alarms: confirms what is out.
     """
 
     runner: OpRunner
@@ -49,11 +49,10 @@ class Judge:
     doubts: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)
     compared: dict[str, None] = field(default_factory=dict)
-    confirming: tuple[int, ...] = tolerance.CONFIRMING
     _noisy: bool | None = None
-    _sums: dict[Any, cumulative.CumulativeSum | None] = field(default_factory=dict)
-    _ends: dict[Any, dict[Any, Results]] = field(default_factory=dict)
-    _cancelled: cancellation.Cancellations = field(default_factory=cancellation.Cancellations)
+
+    def __post_init__(self) -> None:
+        self.alarms = Alarms(self.runner, self.oracle)
 
     def against_truth(
         self,
@@ -86,7 +85,9 @@ class Judge:
             comparison, used = compare_stored(got, want, truth.floor[name], truth.stored.get(name, case.dtype)), truth
             if comparison.wrong:
                 got, want = self._without_unsure(case, name, got, want, order)
-                comparison, used = self._compared(case, name, got, want, truth, order)
+                confirmed = self.alarms.confirmed(case, name, got, want, truth, order)
+                comparison, used = confirmed.result, confirmed.truth
+                self.remarks += [confirmed.remark] * bool(confirmed.remark)
             if comparison.wrong and self._by_luck(case, name, right, used):
                 continue
             if got.numel() and comparison.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
@@ -113,41 +114,6 @@ class Judge:
         """The finding for values that are out, if nothing explains them."""
         explained = self.another_algorithm(case, name, comparison.worst)
         return [] if explained else [_wrong_value(case, name, comparison, truth)]
-
-    def _compared(
-        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder
-    ) -> tuple[TensorComparison, Truth]:
-        """The comparison, and the truth that it rests on: with more runs the nearer an alarm is to chance."""
-        kind = truth.stored.get(name, case.dtype)
-        comparison = compare_stored(got, want, truth.floor[name], kind)
-        if comparison.wrong:
-            comparison = compare_stored(got, want, truth.tol[name], kind)
-        first_grad, left = order is first_order and name.startswith("grad "), None
-        if comparison.wrong and first_grad:
-            left = self._cancelled.left(self.runner.reference(case), truth, name)
-            truth = truth.allowing(name, left)
-            comparison = compare_stored(got, want, truth.tol[name], kind)
-        if 1 < comparison.worst < tolerance.BEYOND_NOISE and first_grad:
-            wider = self._as_a_sum(case, name, truth)
-            added_up = wider and compare_stored(got, want, wider.tol[name], kind)
-            if wider and added_up and not added_up.wrong:
-                at = case.text() or "the given inputs"
-                self.remarks.append(f"{name} judged at {at} as the cumulative sum that it is by the reference")
-                return added_up, wider
-        for runs in self.confirming:
-            if 1 < comparison.worst < tolerance.BEYOND_NOISE:
-                truth = self.oracle.truth(case, runs, order).allowing(name, left)
-                comparison = compare_stored(got, want, truth.tol[name], kind)
-        return comparison, truth
-
-    def _as_a_sum(self, case: Case, name: str, truth: Truth) -> Truth | None:
-        """The truth that allows what cancels in a gradient that is a cumulative sum; None if it is none."""
-        key = name, case.params
-        if key not in self._sums:
-            base = self.runner.reference(self.runner.base.but(params=case.params))
-            self._sums[key] = cumulative.find(base, name, self._ends.setdefault(case.params, {}))
-        known = self._sums[key]
-        return known and known.widened(self.runner.reference(case), truth)
 
     def _by_luck(self, case: Case, name: str, want: torch.Tensor, truth: Truth) -> bool:
         """Whether repeated rows made a matrix singular, and float64 alone has a result: rounding may make it any."""
@@ -193,7 +159,7 @@ class Judge:
             wider = allowed + self.oracle.truth(case).sum_tolerance(name, dim, case.dtype, spread=False)
             if not bool((total > tolerance.ALGORITHM * wider).any()):
                 continue
-            for runs in (self.oracle.noise_runs, *self.confirming):
+            for runs in (self.oracle.noise_runs, *self.alarms.confirming):
                 wider = allowed + self.oracle.truth(case, runs).sum_tolerance(name, dim, case.dtype)
                 ratio = (total / wider).nan_to_num(0.0)
                 if not bool((ratio > tolerance.ALGORITHM).any()):
@@ -319,7 +285,7 @@ class Judge:
         mask = numberless = got.detach().isfinite() != want.isfinite()
         if not bool(numberless.any()):
             return got, want
-        for runs in (self.oracle.noise_runs, *self.confirming):
+        for runs in (self.oracle.noise_runs, *self.alarms.confirming):
             mask = numberless & self.oracle.truth(case, runs, order).unsure(name)
             if bool(mask[numberless].all()):
                 break
