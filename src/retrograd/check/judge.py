@@ -85,9 +85,7 @@ class Judge:
             comparison, used = compare_stored(got, want, truth.floor[name], truth.stored.get(name, case.dtype)), truth
             if comparison.wrong:
                 got, want = self._without_unsure(case, name, got, want, order)
-                confirmed = self.alarms.confirmed(case, name, got, want, truth, order)
-                comparison, used = confirmed.result, confirmed.truth
-                self.remarks += [confirmed.remark] * bool(confirmed.remark)
+                comparison, used = self._confirmed(case, name, got, want, truth, order)
             if comparison.wrong and self._by_luck(case, name, right, used):
                 continue
             if got.numel() and comparison.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
@@ -106,6 +104,13 @@ class Judge:
             if order is first_order and name.startswith("grad ") and truth.switches:
                 findings += self.sums(case, name, got, want, used.floor[name])
         return findings + self._exact(case, run), profiles
+
+    def _confirmed(
+        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder
+    ) -> tuple[TensorComparison, Truth]:
+        confirmed = self.alarms.confirmed(case, name, got, want, truth, order)
+        self.remarks += [confirmed.remark] * bool(confirmed.remark)
+        return confirmed.result, confirmed.truth
 
     def _little(self, comparison: TensorComparison) -> bool:
         return comparison.worst <= tolerance.ALGORITHM and self.runner.spec.algorithm_error is None
