@@ -17,6 +17,8 @@ FORWARD_CODE_RAN = "code that torch.compile generated ran"
 BACKWARD_RAN = "a compiled backward ran"
 UPDATE_RAN = "an optimizer's step ran without operators, as torch.compile makes it"
 CHOICES = ("keep", "eager", "refuse")
+# Whether compiled regions stay compiled below a mode that asks for it; torch without this name runs them eagerly there.
+STAY_COMPILED = hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 class CompiledRegions:
@@ -74,11 +76,10 @@ class CompiledRegions:
             return
         if self.choice == "refuse":
             raise UsageError(f"{why}, and compiled='refuse'; pass compiled='eager' to record it operator by operator")
-        kept = hasattr(TorchDispatchMode, "ignore_compile_internals")
         consequence = (
             "regions that torch.compile has compiled run as they are, and a dispatch mode cannot see the operators "
             "that were fused in them"
-            if kept
+            if STAY_COMPILED
             else f"torch {torch.__version__} runs compiled functions eagerly while a recorder is active"
         )
         warnings.warn(

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd import config
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
@@ -26,7 +25,8 @@ from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiled_regions, kernel_launches, store, tape
 from retrograd.trace.gradient_scaling import updates_scale
 from retrograd.trace.nan_breakpoint import InfinityMasks, Stop, open_debugger, stop_kinds
-from retrograd.trace.observer import Observer, is_wrapper_subclass
+from retrograd.trace.observer import Observer
+from retrograd.trace.operator_mode import OperatorMode
 from retrograd.trace.operator_schemas import Operator, tensors_in
 from retrograd.trace.pending_op import PendingOp
 from retrograd.trace.schema import OTHER, Trace
@@ -106,7 +106,7 @@ class Recorder:
         self._stack.callback(after.remove)
         self._stack.enter_context(self._compiled.stance())
         self._stack.enter_context(around_launches(self.launch))
-        self._stack.enter_context(_Mode(self) if self._tape is None else self._observer.recording())
+        self._stack.enter_context(OperatorMode(self.run) if self._tape is None else self._observer.recording())
         _active.add(self)
         return self
 
@@ -341,25 +341,6 @@ class Recorder:
         if self._masks.stops(op, self._stops):
             self._stops = frozenset()
             self.unrecorded(lambda: self._then(Stop(op, pending.input_tensors, list(tensors_in(out)))))
-
-
-class _Mode(TorchDispatchMode):
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled regions stay compiled: recording changes no result."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Wrapper subclasses (DTensor) dispatch first, so that the operators inside them are recorded.
-        if types and any(is_wrapper_subclass(t) for t in types):
-            return NotImplemented
-        return self._recorder.run(func, args, kwargs or {})
 
 
 def _tape(engine: str, breakpoint_on: str | None) -> tuple[Any, str]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd import config
 from retrograd.compat.c10d_collectives import rank_store
@@ -24,9 +23,10 @@ from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launche
 from retrograd.core.schema import decode, plain
 from retrograd.core.wording import some
 from retrograd.errors import ExecutionsDifferError, UsageError
-from retrograd.trace.compiled_regions import CompiledRegions
+from retrograd.trace.compiled_regions import STAY_COMPILED, CompiledRegions
 from retrograd.trace.diffing.summaries import op_summary
-from retrograd.trace.observer import Observer, is_wrapper_subclass
+from retrograd.trace.observer import Observer
+from retrograd.trace.operator_mode import OperatorMode
 from retrograd.trace.operator_schemas import Operator, tensors_in
 from retrograd.trace.pending_op import PendingOp
 from retrograd.trace.repeating import messages, replicas
@@ -50,7 +50,7 @@ class StepRepeater:
         self._rank = (config.rank() or (0, 1))[0]
         self._compiled = CompiledRegions("keep", None)
         self._observer = Observer(None, "names", self._compiled, False, lambda run: run())
-        self._mode, self._entered = _Mode(self), False
+        self._mode, self._entered = OperatorMode(self.run), False
         self._operators: dict[Any, Operator] = {}
         self._sampling = self._reduced = False
         self._steps = self._sampled = self._repeated = self._before = 0  # operators repeated before this step
@@ -199,8 +199,7 @@ class StepRepeater:
             self._mode.__exit__(None, None, None)
         if self._with_ranks:
             self._tell_ranks(optimizer)
-        kept = hasattr(TorchDispatchMode, "ignore_compile_internals")
-        if not kept and any(map(has_compiled_modules, self._observer.locator.roots)):
+        if not STAY_COMPILED and any(map(has_compiled_modules, self._observer.locator.roots)):
             note = f"torch {torch.__version__} runs compiled modules eagerly in sampled steps: last bits may differ"
             self._notes[note] = None
         self._guarded(self._observer.between_steps, self._steps)
@@ -244,25 +243,6 @@ class StepRepeater:
                 self._differences += [decode(OperatorDifference, each) for each in values["differences"]]
         self._told = len(self._differences)
         self._replicas += replicas.compare({rank: values["sums"] for rank, values in posted.items()}, self._steps)
-
-
-class _Mode(TorchDispatchMode):
-    supports_higher_order_operators = True
-
-    def __init__(self, steps: StepRepeater) -> None:
-        super().__init__()
-        self._steps = steps
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled regions stay compiled: to repeat operators changes no result."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Wrapper subclasses (DTensor) dispatch first: the operators inside them are repeated.
-        if types and any(is_wrapper_subclass(t) for t in types):
-            return NotImplemented
-        return self._steps.run(func, args, kwargs or {})
 
 
 def _left_out(operator: Operator, func: Any) -> str | None:
