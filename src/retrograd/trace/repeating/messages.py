@@ -61,9 +61,9 @@ def verdict(record: RepeatedSteps) -> str:
 
 def facts(record: RepeatedSteps) -> str:
     """How much was repeated."""
-    which = f"one in {record.every} of {count(record.steps, 'step')}" if record.every > 1 else "every step"
+    sampled = f"{count(record.sampled, 'step')}, {f'one in {record.every}' if record.every > 1 else 'all of them'}"
     ranks = f", ranks {some([str(rank) for rank in record.ranks])}" if len(record.ranks) > 1 else ""
-    return f"{count(record.operators, 'operator')} repeated in {count(record.sampled, 'step')}, {which}{ranks}"
+    return f"{count(record.operators, 'operator')} repeated in {sampled}; {count(record.steps, 'update')} made{ranks}"
 
 
 def left_out(record: RepeatedSteps) -> list[str]:
