@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import fake_report as fake
 
@@ -25,6 +25,8 @@ from retrograd.report import document
 from retrograd.report.html import to_html
 from retrograd.trace import Exponents, Listing, Op, Stats, Trace
 from retrograd.trace.bisecting.schema import Bisection, Culprit
+from retrograd.trace.diffing.summaries import op_summary
+from retrograd.trace.repeating.schema import DifferenceKind, OperatorDifference, RepeatedSteps, ReplicaDifference
 from retrograd.ttir.schema import ExecutedKernel, KernelFinding, KernelRun
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -100,6 +102,12 @@ def _records() -> Iterator[tuple[str, Any]]:
         "trace-bisect",
         Bisection("m.py:step", "found", "float64", "operator", 1e-3, 0.5, 1e-4, 0.0, "loss", (culprit,)),
     )
+    faults = tuple(
+        OperatorDifference(kind, op_summary(_op(k, 1)), k, (0, 1, 1, 1, 1, 1), 1, 64, "[0, 3]: 0.5 against 0.25")
+        for k, kind in enumerate(get_args(DifferenceKind))
+    )
+    copies = ReplicaDifference("gradients", ("fc.weight", "fc.bias"), (1,), 4)
+    yield "trace-repeat", RepeatedSteps(100, 4, 1, 82, faults, (copies,), (("collectives", 9),), ranks=(0, 1))
     race = KernelFinding("race", "sum_kernel", "two programs write element 3 of `out`", (f"{FOLDER}k.py:12",), count=3)
     for name in ("norm", "msda"):
         yield f"bench-{name}", results(ROOT / "benchmarks" / "results" / f"{name}-nvidia-h200.jsonl")
