@@ -1,4 +1,4 @@
-"""Host time of eager calls: norms and deformable attention by C++ and by Python, beside torch, in turn.
+"""Host time of eager calls: norms and deformable attention by C++ and by Python, beside others, in turn.
 
     python benchmarks/host_time.py [--rounds 9] [--only norm|msda|floor] [--json FILE]
 
@@ -11,12 +11,15 @@ device (torch.autograd.set_multithreading_enabled). Exit code 0 whatever is meas
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from retrograd.ops.norm import host as norm_host
 NORM_SHAPES = ((512, 4096), (7, 8192))
 DETR = [(100, 167), (50, 84), (25, 42), (13, 21)]
 MSDA_SHAPES = {"dec300": (1, 300, DETR), "dec900": (1, 900, DETR), "enc": (1, 0, DETR)}
+MSDA_TRITON = "msda-triton"
 Call = Callable[[], Any]
 
 
@@ -94,28 +98,64 @@ def norm_cases() -> Iterator[tuple[str, dict[str, Call], int]]:
 
 
 def msda_cases() -> Iterator[tuple[str, dict[str, Call], int]]:
-    """Deformable attention of one image, value in two dtypes, beside the formula with grid_sample."""
-    from retrograd.bench.ops.msda_providers import by_grid_sample
-
+    """Deformable attention of one image, value in two dtypes, and its fused form, beside others."""
     for (name, (batch, queries, levels)), dtype, deterministic in itertools.product(
         MSDA_SHAPES.items(), (torch.float32, torch.bfloat16), (False, True)
     ):
         size = sum(h * w for h, w in levels)
         places = (batch, queries or size, 8, len(levels), 4)
         value = torch.randn(batch, size, 8, 32, device="cuda", dtype=dtype, requires_grad=True)
+        # Locations and weights; of the fused form offsets in pixels and logits.
         locations = torch.rand(*places, 2, device="cuda", requires_grad=True)
         weights = torch.rand(places, device="cuda", requires_grad=True)
+        references = torch.rand(batch, places[1], len(levels), 2, device="cuda", requires_grad=True)
+        logits = torch.randn(*places[:3], places[3] * places[4], device="cuda", requires_grad=True)
         grads = [torch.randn(batch, places[1], 8, 32, device="cuda", dtype=dtype)]
+        options = {"deterministic": deterministic}
 
-        def ours(*leaves: Any, levels: Any = levels, deterministic: bool = deterministic) -> Any:
-            return ops.ms_deform_attn(leaves[0], levels, *leaves[1:], deterministic=deterministic)
+        def ours(value: Any, *rest: Any, levels: Any = levels, options: Any = options) -> Any:
+            return ops.ms_deform_attn(value, levels, *rest, **options)
 
-        def formula(*leaves: Any, levels: Any = levels) -> Any:
-            return by_grid_sample(leaves[0].float(), tuple(levels), *leaves[1:]).to(leaves[0].dtype)
+        def ours_fused(value: Any, *rest: Any, levels: Any = levels, options: Any = options) -> Any:
+            return ops.ms_deform_attn_fused(value, levels, *rest, **options)
 
         label = f"{name} {str(dtype).removeprefix('torch.')}{' deterministic' * deterministic}"
-        others = {} if deterministic or not queries else {"torch": formula}
-        yield from _case(label, ours, others, [value, locations, weights], grads, msda_host, 80 if queries else 10)
+        others = {} if deterministic or not queries else msda_others(levels)
+        calls = 80 if queries else 10
+        yield from _case(label, ours, others, [value, locations, weights], grads, msda_host, calls)
+        others = {n: partial(from_offsets, attend, sizes_of(levels)) for n, attend in others.items()}
+        leaves = [value, references, locations, logits]
+        yield from _case(f"fused {label}", ours_fused, others, leaves, grads, msda_host, calls)
+
+
+def sizes_of(levels: list[tuple[int, int]]) -> torch.Tensor:
+    """[L, 2] (height, width)."""
+    return torch.tensor(levels, device="cuda")
+
+
+def msda_others(levels: list[tuple[int, int]]) -> dict[str, Callable[..., Any]]:
+    """The formula with grid_sample, and msda-triton where it is installed; both in float32."""
+    from retrograd.bench.ops.msda_providers import by_grid_sample
+
+    shapes = sizes_of(levels)
+
+    def formula(value: Any, *rest: Any) -> Any:
+        return by_grid_sample(value.float(), tuple(levels), *rest).to(value.dtype)
+
+    if find_spec("msda_triton") is None:
+        return {"torch": formula}
+    attend = importlib.import_module("msda_triton").multiscale_deformable_attention
+
+    def peer(value: Any, *rest: Any) -> Any:
+        return attend(value.float(), shapes, *rest, "zeros", False).to(value.dtype)
+
+    return {"torch": formula, MSDA_TRITON: peer}
+
+
+def from_offsets(attend: Any, shapes: Any, value: Any, references: Any, offsets: Any, logits: Any) -> Any:
+    """The fused form as modules write it."""
+    locations = references[:, :, None, :, None] + offsets / shapes.flip(1)[:, None]
+    return attend(value, locations, logits.softmax(-1).view(offsets.shape[:-1]))
 
 
 def floor_cases() -> Iterator[tuple[str, dict[str, Call], int]]:
@@ -176,7 +216,8 @@ def main() -> int:
     for host in (norm_host, msda_host):
         host.build()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {chosen.rounds} rounds")
-    print("| call | C++ us | Python us | torch us | C++ of torch's | C++ of Python's |\n|---|---|---|---|---|---|")
+    print("| call | C++ us | Python us | torch us | msda-triton us | C++ of torch's | of Python's | of msda-triton's |")
+    print("|---|---|---|---|---|---|---|---|")
     kinds = {"floor": floor_cases, "norm": norm_cases, "msda": msda_cases}
     for make in (kinds[chosen.only],) if chosen.only else kinds.values():
         for name, contenders, calls in make():
@@ -184,11 +225,10 @@ def main() -> int:
             middle = {n: statistics.median(times) for n, times in taken.items()}
             cells = [
                 f"{middle[n]:.1f} ({min(taken[n]):.1f} to {max(taken[n]):.1f})" if n in middle else ""
-                for n in ("C++", "Python", "torch")
+                for n in ("C++", "Python", "torch", MSDA_TRITON)
             ]
-            cells += [
-                f"{middle['C++'] / middle[n]:.2f}" if {n, "C++"} <= set(middle) else "" for n in ("torch", "Python")
-            ]
+            others = ("torch", "Python", MSDA_TRITON)
+            cells += [f"{middle['C++'] / middle[n]:.2f}" if {n, "C++"} <= set(middle) else "" for n in others]
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
             if chosen.json:
                 with chosen.json.open("a") as file:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ import torch
 
 from retrograd.bench.ops.msda import make_data, shape_of
 from retrograd.bench.timing import CudaTimer
+from retrograd.ops.msda import autograd, dispatch, fused
 from retrograd.ops.msda import plan as plans
 from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
 from retrograd.ops.msda.cuda import launch
 from retrograd.ops.msda.triton import launch as triton_launch
+from retrograd.ops.msda.triton import launches
 
 ALL = NeededGrads(True, True, True)
 Backward = Callable[[torch.Tensor, MsdaInputs, MsdaSpec], MsdaGrads]
@@ -120,7 +122,7 @@ class Case:
         points = (self.sizes.points,) * len(self.sizes.levels)
         self.specs = {det: MsdaSpec(points, False, False, det) for det in (False, True)}
         self.sets, self.calls = timer.plan(self.sizes.bytes_moved("bwd", dtype, "float32"))
-        data = make_data(self.sizes, dtype, "float32", "cuda")
+        data = make_data(self.sizes, dtype, "float32", "cuda", fused=isinstance(self, FusedCase))
         self.data = [self._inputs(*next(data)) for _ in range(self.sets)]
 
     def _inputs(self, tensors: dict[str, Any], grads: dict[str, Any]) -> tuple[torch.Tensor, MsdaInputs]:
@@ -216,20 +218,53 @@ def triton_plans(case: Case) -> Iterator[tuple[str, Any]]:
     try:
         for plan in (usual_plan, *tiles):
             plans.plan_forward = lambda *_: plan  # noqa: B023
-            triton_launch._LAUNCHES.clear()
+            launches._LAUNCHES.clear()
             yield (
                 f"triton forward {plan.block_q} rows {plan.num_warps} warps together {plan.together}",
                 case.us(forward, False),
             )
         for apart in (False, True):
             plans.plan_backward = lambda *a, **k: replace(chosen[1](*a, **k), apart=apart)  # noqa: B023
-            triton_launch._LAUNCHES.clear()
+            launches._LAUNCHES.clear()
             yield f"triton backward, levels apart {apart}", case.us(by_triton, False)
     finally:
         plans.plan_forward, plans.plan_backward = chosen
-        triton_launch._LAUNCHES.clear()
+        launches._LAUNCHES.clear()
     yield "cuda forward", case.us(forward_of(launch.msda_fwd), False)
     yield "cuda backward", case.us(usual, False)
+
+
+class FusedCase(Case):
+    """The fused form, of whose inputs the references need no gradient."""
+
+    def _inputs(self, tensors: dict[str, Any], grads: dict[str, Any]) -> tuple[torch.Tensor, MsdaInputs]:
+        value, offsets, logits, references = (
+            tensors[name].detach() for name in ("value", "offsets", "logits", "references")
+        )
+        inputs = MsdaInputs(value, Levels(self.sizes.levels), offsets.flatten(3, 4), logits, references)
+        return grads["out"], inputs
+
+
+def of_points(functions: dispatch.Functions, grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec) -> MsdaGrads:
+    return autograd._gradients(grad_out, inputs, dispatch.MsdaCall(spec, functions), ALL)
+
+
+def points_plans(case: FusedCase) -> Iterator[tuple[str, Any]]:
+    """The fused backward by torch operations, and by kernels of several numbers of points and warps a program."""
+    chosen, functions = (
+        (plans._POINTS, plans._POINT_WARPS),
+        dispatch.functions_for(None, torch.float32, torch.device("cuda")),
+    )
+    by_torch = functions._replace(sampled=fused.sampled, sampled_bwd=fused.sampled_bwd)
+    yield "fused backward by torch operations", case.us(partial(of_points, by_torch), False)
+    for plan in (chosen, *itertools.product((128, 256, 512, 1024), (1, 2, 4))):
+        plans._POINTS, plans._POINT_WARPS = plan
+        launches._LAUNCHES.clear()
+        backward = partial(of_points, functions)
+        yield f"fused backward, {plan[0]} points and {plan[1]} warps a program", case.us(backward, False)
+    plans._POINTS, plans._POINT_WARPS = chosen
+    launches._LAUNCHES.clear()
+    yield "kernels of it", case.kernels(partial(of_points, functions), False)
 
 
 def main() -> int:
@@ -239,13 +274,15 @@ def main() -> int:
     parser.add_argument("--costs", action="store_true", help="kernels without one of their costs, too")
     parser.add_argument("--threads", action="store_true", help="other threads a CTA, too")
     parser.add_argument("--plans", action="store_true", help="plans of Triton's kernels instead")
+    parser.add_argument("--points", action="store_true", help="plans of the fused form's own kernels instead")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     timer, began = CudaTimer(), time.monotonic()
     for shape in args.shapes.split(","):
         for dtype in args.dtypes.split(","):
-            case = Case(shape, dtype, timer)
-            steps = [triton_plans(case)] if args.plans else [variants(case)]
+            case = (FusedCase if args.points else Case)(shape, dtype, timer)
+            of_kind = {args.plans: triton_plans, args.points: points_plans}
+            steps = [of_kind[True](case)] if True in of_kind else [variants(case)]
             steps += [costs(case)] * args.costs + [threads(case)] * args.threads
             for what, us in itertools.chain.from_iterable(steps):
                 print(f"{shape} {dtype} {what}: {us}  [{time.monotonic() - began:.0f} s]", flush=True)

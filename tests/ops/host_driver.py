@@ -76,7 +76,8 @@ from retrograd.compat import triton_relaunch  # noqa: E402
 from retrograd.ops.msda import host as msda_host  # noqa: E402
 from retrograd.ops.msda.triton import backward as msda_backward  # noqa: E402
 from retrograd.ops.msda.triton import forward as msda_forward  # noqa: E402
-from retrograd.ops.msda.triton import launch as msda_launch  # noqa: E402
+from retrograd.ops.msda.triton import launches as msda_launches  # noqa: E402
+from retrograd.ops.msda.triton import points as msda_points  # noqa: E402
 from retrograd.ops.norm import host as norm_host  # noqa: E402
 from retrograd.ops.norm.triton import backward, backward_few, backward_launch, forward, launch  # noqa: E402
 from retrograd.runtime.triton.planned_gpu import planning  # noqa: E402
@@ -89,7 +90,8 @@ SINK = ctypes.CFUNCTYPE(
 KERNELS = (
     forward.norm_fwd_kernel, forward.norm_fwd_kernel_looped, backward.norm_bwd_kernel,
     backward.norm_bwd_kernel_finalize, backward_few.norm_bwd_kernel_few, msda_forward.msda_fwd_kernel,
-    msda_forward.msda_fwd_kernel_few, msda_backward.msda_bwd_kernel,
+    msda_forward.msda_fwd_kernel_few, msda_backward.msda_bwd_kernel, msda_points.msda_points_kernel,
+    msda_points.msda_points_bwd_kernel,
 )  # fmt: skip
 launches: list[tuple[Any, ...]] = []
 
@@ -150,13 +152,26 @@ def sink(function: int, *rest: Any) -> int:
 
 
 # Addresses that are the same in both calls.
-NAMES = ("x", "residual", "weight", "bias", "value", "locations", "weights", "references", "shapes")
-FIXED = tuple(f"{name}{end}" for name in NAMES for end in ("", "_ptr"))
+NAMES = (
+    "x",
+    "residual",
+    "weight",
+    "bias",
+    "value",
+    "locations",
+    "weights",
+    "references",
+    "shapes",
+    "offsets",
+    "logits",
+)
+FIXED = {f"{name}{end}" for name in NAMES for end in ("", "_ptr")}
+MADE = {"locations_ptr", "weights_ptr"}  # in the fused form's backward
 keep_alive = SINK(sink)
 stub.set_sink(keep_alive)
 triton.runtime.driver.set_active(Driver())
 launch.relaunchable = lambda *tensors: all(t is None or t.data_ptr() % 16 == 0 for t in tensors)
-msda_launch.relaunchable = launch.relaunchable
+msda_launches.relaunchable = launch.relaunchable
 
 
 def refuse(*_: Any) -> None:
@@ -194,25 +209,27 @@ def compare_msda(dtype: torch.dtype, beside: torch.dtype, fused: bool = False, *
     shapes, kind = [(7, 9), (5, 4)], dict(dtype=beside)
     leaves = [torch.randn(2, 83, 3, 8, dtype=dtype), torch.rand(2, 11, 3, 2, 4, 2, **kind)]
     leaves += [torch.rand(2, 11, 3, 8 if fused else 2, *([] if fused else [4]), **kind)]
-    leaves += [torch.rand(2, 11, 2, 4, **kind)] if fused else []
+    leaves += [torch.rand(2, 11, 2, 4, **kind)] if fused else []  # boxes
     value, locations, weights, *references = [leaf.requires_grad_() for leaf in leaves]
     op = ops.ms_deform_attn_fused if fused else ops.ms_deform_attn
     grad, seen = torch.randn(2, 11, 3, 8, dtype=dtype), []
+    if fused:
+        FIXED.difference_update(MADE)
     for entry in (None, module.apply, module.apply, module.apply):
         host.path.entry = entry
         if len(seen) == 3:
-            msda_launch.relaunch = refuse
+            msda_launches.relaunch = refuse
         launches.clear()
         out = op(value, shapes, *references, locations, weights, impl="triton", **options)
-        if not fused:
-            torch.autograd.grad(out, [value, locations, weights], grad)
+        torch.autograd.grad(out, [value, *references, locations, weights], grad)
         seen.append(list(launches))
-    msda_launch.relaunch = stock_relaunch
+    msda_launches.relaunch = stock_relaunch
+    FIXED.update(MADE)
     assert seen[0] == seen[3], "\n".join(map(str, (seen[0], seen[3])))
     return len(seen[0])
 
 
-stock_relaunch = msda_launch.relaunch
+stock_relaunch = msda_launches.relaunch
 triton_relaunch.current_raw_stream = lambda _: 0
 with planning(target_named("sm_90")):
     if host is norm_host:
@@ -230,5 +247,6 @@ with planning(target_named("sm_90")):
             compare_msda(torch.float32, torch.float32),
             compare_msda(torch.bfloat16, torch.float32, padding_mode="border", align_corners=True),
             compare_msda(torch.float16, torch.float16, fused=True),
+            compare_msda(torch.float32, torch.float32, fused=True),
         )
 sys.stdout.write(" ".join(map(str, counts)))

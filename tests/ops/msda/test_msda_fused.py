@@ -20,7 +20,7 @@ from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec
 from retrograd.ops.msda.dispatch import functions
 from retrograd.ops.msda.fused import locations_of
 from retrograd.ops.types import Impl
-from retrograd.runtime.triton.gpu import next_power_of_2
+from retrograd.runtime.triton.gpu import Backend, Gpu, next_power_of_2
 
 NAMES = ("value", "reference_points", "sampling_offsets", "attention_logits")
 
@@ -272,6 +272,39 @@ def test_within_budget_of_the_definition(
     assert_within_budget(got, want, counted, steps_of_the_fused_form(case))
 
 
+@pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_heads_in_turn(dtype: torch.dtype, boxes: bool, device: str) -> None:
+    """More points of a query than a program of the way back has at once: heads in turn, of the last turn some."""
+    pytest.importorskip("retrograd.ops.msda.triton")
+    levels, counts = MANY
+    case = placed(levels, counts, boxes=boxes, device=device, dtype=dtype, beside=F32, heads=11, queries=3, channels=4)
+    assert plans.plan_points(11, sum(counts), Gpu(Backend.CUDA, 132)).block_h < 11
+    counted = case | {"attention_weights": case["attention_logits"]}
+    got = run(case, counts, impl="triton")
+    assert_within_budget(got, fused_truth(case, counts), counted, steps_of_the_fused_form(case))
+
+
+@pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])
+@pytest.mark.parametrize("in_memory", [False, True], ids=["known", "in-memory"])
+def test_made_locations_are_those_of_the_composition(in_memory: bool, boxes: bool, device: str) -> None:
+    """Bits of locations and, but for the last ones, of weights; what is not dense or aligned is copied."""
+    triton = pytest.importorskip("retrograd.ops.msda.triton")
+    levels, counts = UNEVEN
+    case, spec = placed(levels, counts, boxes=boxes, device=device, queries=5), MsdaSpec(tuple(counts))
+    value, reference, offsets, logits = (case[name] for name in NAMES)
+    known = Levels(None, torch.tensor(levels, device=device)) if in_memory else Levels(tuple(levels))
+    want = fused.sampled(MsdaInputs(value, known, offsets, logits, reference), spec)
+    odd = [torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape) for t in (offsets, logits, reference)]
+    turned = [t.transpose(0, -1).contiguous().transpose(0, -1) for t in (offsets, logits, reference)]
+    for tensors in ((offsets, logits, reference), odd, turned):
+        got = triton.sampled(MsdaInputs(value, known, *tensors), spec)
+        # Where a level has no pixel nobody asks where its points lie, and sizes may come as none at all.
+        seen = torch.tensor([h * w > 0 for (h, w), n in zip(levels, counts, strict=True) for _ in range(n)])
+        assert torch.equal(got.locations[:, :, :, seen], want.locations[:, :, :, seen])
+        assert_close(got.weights, want.weights)
+
+
 SMALL = ([(3, 4), (2, 3)], [2, 1])
 
 
@@ -355,7 +388,9 @@ def test_without_gradients_nothing_is_kept(impl: str, device: str) -> None:
     assert torch.equal(again, out)
 
 
-def test_the_kernel_needs_no_locations(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_needs_no_locations(
+    device: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """Neither with gradients nor without; the choice by sizes takes the kernel too."""
     pytest.importorskip("retrograd.ops.msda.triton")
     case = small(device)
@@ -364,7 +399,10 @@ def test_the_kernel_needs_no_locations(device: str, monkeypatch: pytest.MonkeyPa
     def refuse(*_: Any) -> Any:
         raise AssertionError("locations were made")
 
-    monkeypatch.setattr(fused, "sampled", refuse)
+    stock = dispatch.functions
+    monkeypatch.setattr(dispatch, "functions", lambda impl: stock(impl)._replace(sampled=refuse))
+    dispatch.resolve.cache_clear()
+    request.addfinalizer(dispatch.resolve.cache_clear)
     value, *rest = (case[name] for name in NAMES)
     for needed in (False, True):
         value = value.detach().requires_grad_(needed)

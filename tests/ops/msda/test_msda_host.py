@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.ops import ms_deform_attn, ms_deform_attn_fused
-from retrograd.ops.msda import dispatch, host, torch_impl
-from retrograd.ops.msda.arguments import MsdaInputs, MsdaSpec, NeededGrads
+from retrograd.ops.msda import dispatch, fused, host, torch_impl
+from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
 from retrograd.ops.msda.slots import Slot
 from retrograd.ops.types import Impl
 from retrograd.runtime.cpp.recipe import Buffer, Recipe, driver_call
@@ -62,6 +62,8 @@ class Driver(StandIn):
     def recipe(self, inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads | None = None) -> Recipe | None:
         self.recipes += 1
         value, levels, locations, weights, references = inputs
+        if needed is not None and references is not None:
+            return self._fused_backward(inputs, spec, needed)
         out = _forward(inputs, spec)
         read = (value, locations, weights)
         if needed is None:
@@ -100,6 +102,53 @@ class Driver(StandIn):
             buffers.append(Buffer(Slot.GRAD_VALUE, torch.float32, tuple(value.shape), zeros=True))
         return Recipe((self._call(slots, tensors, backward),), tuple(buffers))
 
+    def _fused_backward(self, inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads) -> Recipe:
+        """Locations and weights into buffers, the plain backward of these, and the way back."""
+        value, levels, offsets, logits, references = inputs
+        plain = fused.sampled(inputs, spec)
+        through = fused.needed_of_points(needed)
+        inner = self.recipe(plain, spec, through)
+        self.recipes -= 1
+        assert inner is not None
+        made = {Slot.LOCATIONS: plain.locations, Slot.WEIGHTS: plain.weights}
+        grads = {Slot.GRAD_LOCATIONS: plain.locations} if through.locations else {}
+        grads |= {Slot.GRAD_WEIGHTS: plain.weights} if through.weights else {}
+        given = {Slot.VALUE: value, Slot.OFFSETS: offsets, Slot.LOGITS: logits, Slot.REFERENCES: references}
+        results = {Slot.GRAD_OFFSETS: offsets, Slot.GRAD_LOGITS: logits, Slot.GRAD_REFERENCES: references}
+        results = dict(each for each, need in zip(results.items(), needed[1:], strict=True) if need)
+
+        def there(slots: Any, addresses: list[Any]) -> dict[Slot, torch.Tensor]:
+            return {slot: view(at) for (slot, view), at in zip(slots, addresses, strict=True)}
+
+        first = [(slot, like(t)) for slot, t in (given | made).items()]
+        last = [(slot, like(t)) for slot, t in (given | made | grads | results).items()]
+
+        def again(at: dict[Slot, torch.Tensor]) -> MsdaInputs:
+            return MsdaInputs(at[Slot.VALUE], levels, at[Slot.OFFSETS], at[Slot.LOGITS], at[Slot.REFERENCES])
+
+        def points(addresses: list[Any]) -> None:
+            at = there(first, addresses)
+            again_made = fused.sampled(again(at), spec)
+            at[Slot.LOCATIONS].copy_(again_made.locations)
+            at[Slot.WEIGHTS].copy_(again_made.weights)
+
+        def points_bwd(addresses: list[Any]) -> None:
+            at = there(last, addresses)
+            plain_grads = MsdaGrads(None, at.get(Slot.GRAD_LOCATIONS), at.get(Slot.GRAD_WEIGHTS))
+            found = fused.sampled_bwd(plain_grads, at[Slot.WEIGHTS], again(at), spec, needed)
+            for slot, grad in zip((Slot.GRAD_OFFSETS, Slot.GRAD_LOGITS, Slot.GRAD_REFERENCES), found[1:], strict=True):
+                if slot in at:
+                    at[slot].copy_(grad)
+
+        tensors = [*(given | made | grads | results).values()]
+        launches = (
+            self._call([slot for slot, _ in first], tensors[: len(first)], points),
+            *inner.launches,
+            self._call([slot for slot, _ in last], tensors, points_bwd),
+        )
+        buffers = (Buffer(slot, t.dtype, tuple(t.shape)) for slot, t in (made | grads).items())
+        return Recipe(launches, (*buffers, *inner.buffers))
+
     def _call(self, slots: Any, tensors: Any, kernel: Any) -> Any:
         if self.struct or any(t.dtype == torch.int32 for t in tensors):
             return self.struct_call(slots, b"nineteen bytes more", kernel)
@@ -107,9 +156,7 @@ class Driver(StandIn):
 
 
 def _forward(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
-    from retrograd.ops.msda import fused
-
-    plain = inputs if inputs.references is None else fused.sampled(inputs, spec.points)
+    plain = inputs if inputs.references is None else fused.sampled(inputs, spec)
     return torch_impl.msda_fwd(plain, spec)
 
 
@@ -120,8 +167,8 @@ def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
     def functions_for(impl: Any, *rest: Any) -> Any:
         if impl in (Impl.TRITON, "triton", Impl.CUDA, "cuda"):
-            fused = impl in (Impl.TRITON, "triton")
-            return dispatch.Functions(stand_in.msda_fwd, stand_in.msda_bwd, fused, stand_in.recipe)
+            whole = impl in (Impl.TRITON, "triton")
+            return dispatch.Functions(stand_in.msda_fwd, stand_in.msda_bwd, whole, recipe=stand_in.recipe)
         return ordinary(impl, *rest)
 
     monkeypatch.setattr(dispatch, "functions_for", functions_for)
@@ -152,7 +199,7 @@ def assert_same(got: Any, want: Any) -> None:
         assert torch.equal(got[name], tensor), name
 
 
-def both(driver: Driver, call: Callable[..., Any]) -> None:
+def both(driver: Driver, call: Callable[..., Any], launches: int = 2) -> None:
     """Compare the two paths: a first call by Python, one whose backward is learned, two that are launches alone."""
     want = in_python(call)
     assert_same(call(), want)
@@ -163,7 +210,7 @@ def both(driver: Driver, call: Callable[..., Any]) -> None:
     for _ in range(2):
         driver.launches.clear()
         assert_same(call(), want)
-        assert len(driver.launches) == 2
+        assert len(driver.launches) == launches
     assert (driver.forwards, driver.backwards, driver.recipes) == ordinary
 
 
@@ -241,23 +288,27 @@ def test_frozen(frozen: tuple[str, ...], driver: Driver) -> None:
     both(driver, lambda: run(case, frozen=frozen, impl="triton"))
 
 
+FUSED = ("value", "references", "offsets", "logits")
+
+
 @pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])
-def test_fused(boxes: bool, driver: Driver) -> None:
-    case = cpu_case()
+@pytest.mark.parametrize(("dtype", "beside"), DTYPES, ids=str)
+@pytest.mark.parametrize("frozen", [(), *((name,) for name in FUSED), FUSED[:3]], ids="-".join)
+def test_fused(frozen: tuple[str, ...], dtype: Any, beside: Any, boxes: bool, driver: Driver) -> None:
+    case = cpu_case(dtype=dtype, beside=beside)
     logits = case["attention_weights"].flatten(3)
-    references = torch.rand(2, 11, 4, 4 if boxes else 2)
-    tensors = (case["value"], references, case["sampling_locations"], logits)
+    references = torch.rand(2, 11, 4, 4 if boxes else 2).to(beside or dtype)
+    tensors = dict(zip(FUSED, (case["value"], references, case["sampling_locations"], logits), strict=True))
 
     def call() -> Any:
-        value, references, offsets, logits = leaves = [t.detach().requires_grad_() for t in tensors]
-        out = ms_deform_attn_fused(value, case["spatial_shapes"], references, offsets, logits, impl="triton")
-        grads = torch.autograd.grad(out, leaves, case["grad_out"])
-        return dict(zip("ovral", (out.detach(), *grads), strict=True))
+        leaves = {name: t.detach().requires_grad_(name not in frozen) for name, t in tensors.items()}
+        value, *rest = leaves.values()
+        out = ms_deform_attn_fused(value, case["spatial_shapes"], *rest, impl="triton")
+        wanted = [name for name in FUSED if name not in frozen]
+        grads = torch.autograd.grad(out, [leaves[name] for name in wanted], case["grad_out"])
+        return dict(zip(("out", *wanted), (out.detach(), *grads), strict=True))
 
-    want = in_python(call)
-    for _ in range(3):
-        assert_same(call(), want)
-    assert len(driver.launches) == 2  # the backward is Python's
+    both(driver, call, launches=1 + 3)
 
 
 def test_without_gradients(driver: Driver) -> None:
@@ -571,12 +622,16 @@ def test_compile_sees_no_extension(driver: Driver) -> None:
 def test_the_driver_is_handed_what_triton_hands_it(built: Path, tmp_path: Path) -> None:
     done = driver_as_triton("msda", tmp_path, built)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split() == ["2", "3", "1"]
+    assert done.stdout.split() == ["2", "3", "5", "4"]  # two more of the fused form; 16 bits take one more
 
 
 def test_slots_are_those_of_cpp() -> None:
     text = (Path(host.__file__).parent / "host.cpp").read_text()
-    names = re.search(r"enum Slot \{(.*?),\s*SLOTS = (\d+)", text, re.S)
+    names = re.search(r"enum Slot \{(.*?),\s*SLOTS\s*\}", text, re.S)
     assert names is not None
-    assert [slot.name for slot in Slot][:10] == re.findall(r"\w+", names[1])
-    assert len(Slot) == int(names[2])
+    said = [part.split("=") for part in names[1].replace(" ", "").replace("\n", "").split(",")]
+    at = -1
+    for name, *number in said:
+        at = int(number[0]) if number else at + 1
+        assert Slot[name] == at, name
+    assert len(Slot) == at + 1  # SLOTS comes last

@@ -161,23 +161,34 @@ def test_levels_on_the_gpu(dtype: Any, kind: torch.dtype, python: list[str]) -> 
 
 
 @pytest.mark.parametrize("boxes", [False, True], ids=["points", "boxes"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_fused(dtype: Any, boxes: bool, python: list[str]) -> None:
-    case = gpu_case(dtype)
-    references = torch.rand(2, 300, 4, 4 if boxes else 2, device="cuda")
-    offsets, logits = case["sampling_locations"], case["attention_weights"].flatten(3)
+@pytest.mark.parametrize(("dtype", "beside"), [(torch.float32, None), (torch.bfloat16, torch.float32)], ids=str)
+@pytest.mark.parametrize("impl", [None, "triton"])
+def test_fused(impl: str | None, dtype: Any, beside: Any, boxes: bool, python: list[str]) -> None:
+    """Backward and all; by atomic additions but where CUDA C++ adds in order, since Triton's order is sorted in Python."""
+    ordered = impl is None and "cuda" in IMPLS
+    case = gpu_case(dtype, beside=beside)
+    tensors = [
+        case["value"],
+        torch.rand(2, 300, 4, 4 if boxes else 2, device="cuda").to(beside or dtype),
+        case["sampling_locations"],
+        case["attention_weights"].flatten(3),
+    ]
 
-    def call() -> Any:
-        leaves = [t.detach().requires_grad_() for t in (case["value"], references, offsets, logits)]
-        out = ms_deform_attn_fused(leaves[0], LEVELS, *leaves[1:], deterministic=True)
-        grads = torch.autograd.grad(out, leaves, case["grad_out"])
-        return dict(zip("ovral", (out.detach(), *grads), strict=True))
+    def call(frozen: int | None = None) -> Any:
+        leaves = [t.detach().requires_grad_(place != frozen) for place, t in enumerate(tensors)]
+        out = ms_deform_attn_fused(leaves[0], LEVELS, *leaves[1:], deterministic=ordered, impl=impl)
+        wanted = {name: leaf for name, leaf in zip("vral", leaves, strict=True) if leaf.requires_grad}
+        grads = torch.autograd.grad(out, list(wanted.values()), case["grad_out"])
+        found = dict(zip(wanted, grads, strict=True)) | {"o": out.detach()}
+        return found if ordered else {name: t for name, t in found.items() if name != "v"}
 
-    want = in_python(call)
-    assert_same(call(), want)
-    python.clear()
-    assert_same(call(), want)
-    assert python == ["msda_bwd"]
+    for frozen in (None, 0, 1, 2, 3):
+        want = in_python(lambda frozen=frozen: call(frozen))
+        for _ in range(2):
+            assert_same(call(frozen), want)
+        python.clear()
+        assert_same(call(frozen), want)
+        assert python == []
 
 
 def test_without_gradients(python: list[str]) -> None:

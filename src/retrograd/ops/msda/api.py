@@ -170,7 +170,7 @@ def _run(inputs: MsdaInputs, spec: MsdaSpec, impl: str | Impl | None, key: Any) 
     tensors = value, locations, weights, references
     if tensor_subclasses.without_memory(*tensors) or torch.compiler.is_compiling() or is_watched():
         # Who sees operators sees those that make locations and weights, and then the one of `ms_deform_attn`.
-        plain = inputs if references is None else fused.sampled(inputs, spec.points)
+        plain = inputs if references is None else fused.sampled(inputs, spec)
         return custom_op.attend(plain, spec, impl)
     call = resolve(spec, impl, value.dtype, value.device)
     stored = value, locations, weights, references = tensor_subclasses.as_stored(tensors)

@@ -50,18 +50,20 @@ def _inputs(operands: tuple[Any, ...]) -> MsdaInputs:
 def attend(inputs: MsdaInputs, call: MsdaCall) -> torch.Tensor:
     """[B, Q, H, C] without a graph, by the kernel for all of it where the implementation has one."""
     whole = inputs.references is None or call.functions.fused
-    return call.functions.forward(flat(inputs) if whole else fused.sampled(inputs, call.spec.points), call.spec)
+    return call.functions.forward(flat(inputs) if whole else call.functions.sampled(inputs, call.spec), call.spec)
 
 
 def _gradients(grad_out: torch.Tensor, inputs: MsdaInputs, call: MsdaCall, needed: NeededGrads) -> MsdaGrads:
-    if inputs.references is not None:
-        return fused.gradients(grad_out, inputs, call, needed)
-    grad_value, grad_locations, grad_weights, _ = call.functions.backward(grad_out, flat(inputs), call.spec, needed)
-    if grad_locations is not None:
-        grad_locations = grad_locations.view(inputs.locations.shape)
-    if grad_weights is not None:
-        grad_weights = grad_weights.view(inputs.weights.shape)
-    return MsdaGrads(grad_value, grad_locations, grad_weights)
+    functions, spec = call.functions, call.spec
+    if inputs.references is None:
+        grads = functions.backward(grad_out, flat(inputs), spec, needed)
+    else:
+        plain = functions.sampled(inputs, spec)
+        grads, weights = functions.backward(grad_out, plain, spec, fused.needed_of_points(needed)), plain.weights
+        del plain  # makes room for what follows
+        grads = functions.sampled_bwd(grads, weights, flat(inputs), spec, needed)
+    pairs = zip(grads, inputs.tensors(), strict=False)
+    return MsdaGrads(*(None if grad is None else grad.view(of.shape) for grad, of in pairs))
 
 
 def differentiable_gradients(
@@ -71,7 +73,7 @@ def differentiable_gradients(
     # Other names for the inputs: where one was computed from another, only the direct derivative is wanted.
     aliases = [t.view_as(t) for t in inputs.tensors()]
     again = inputs.with_tensors(aliases)
-    out = reference.attend(flat(again) if again.references is None else fused.sampled(again, spec.points), spec)
+    out = reference.attend(flat(again) if again.references is None else fused.sampled(again, spec), spec)
     wanted = [t for t, need in zip(aliases, needed, strict=False) if need]
     grads = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
     return MsdaGrads(*(next(grads) if need else None for need in needed))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
+from retrograd.ops.msda.fused import sampled, sampled_bwd
 from retrograd.ops.types import Family, Impl
 from retrograd.runtime.cpp.recipe import Recipe
 
@@ -22,8 +23,11 @@ class Functions(NamedTuple):
 
     forward: Callable[[MsdaInputs, MsdaSpec], torch.Tensor]
     backward: Callable[[torch.Tensor, MsdaInputs, MsdaSpec, NeededGrads], MsdaGrads]
-    # whether the forward takes references; elsewhere torch operations have to make locations and weights
+    # whether the forward takes references; elsewhere `sampled` has to make locations and weights
     fused: bool = False
+    # of the fused form's backward: locations and weights, and the gradients through them; see `fused`
+    sampled: Callable[[MsdaInputs, MsdaSpec], MsdaInputs] = sampled
+    sampled_bwd: Callable[..., MsdaGrads] = sampled_bwd
     # of a call that has run, forward or backward (with what was needed): its launches, where it consists of them
     recipe: Callable[..., Recipe | None] = lambda *_: None
 
@@ -51,7 +55,9 @@ def functions_for(impl: str | Impl | None, dtype: torch.dtype, device: torch.dev
 def functions(impl: Impl) -> Functions:
     """The functions of an implementation that exists."""
     module = FAMILY.module(impl)
-    functions = Functions(module.msda_fwd, module.msda_bwd, fused=impl is Impl.TRITON)
+    functions = Functions(module.msda_fwd, module.msda_bwd)
+    if impl is Impl.TRITON:
+        functions = functions._replace(fused=True, sampled=module.sampled, sampled_bwd=module.sampled_bwd)
     return functions._replace(recipe=module.recipe) if impl in (Impl.TRITON, Impl.CUDA) else functions
 
 
@@ -67,7 +73,9 @@ def _by_sizes() -> Functions:
         return (cuda if cuda.backward_pays(inputs, spec) else triton).msda_bwd(grad_out, inputs, spec, needed)
 
     def recipe(inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads | None = None) -> Recipe | None:
+        if needed is not None and inputs.references is not None:
+            return triton.recipe_of(inputs, spec, needed, recipe)
         pays = cuda.forward_pays(inputs, spec) if needed is None else cuda.backward_pays(inputs, spec)
         return (cuda if pays else triton).recipe(inputs, spec, needed)
 
-    return Functions(forward, backward, fused=True, recipe=recipe)
+    return functions(Impl.TRITON)._replace(forward=forward, backward=backward, recipe=recipe)

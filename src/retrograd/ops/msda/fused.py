@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, NeededGrads
-from retrograd.ops.msda.dispatch import MsdaCall
+from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
 from retrograd.ops.msda.shapes import beside_tensor, flat, tensor_of
 from retrograd.ops.types import inner_dtype
 
 
-def sampled(inputs: MsdaInputs, points: tuple[int, ...]) -> MsdaInputs:
+def sampled(inputs: MsdaInputs, spec: MsdaSpec) -> MsdaInputs:
     """Locations [B, Q, H, K, 2] and weights [B, Q, H, K] in the dtype that is computed in."""
     value, levels, offsets, logits, references = flat(inputs)
     inner = inner_dtype(value)
-    locations = locations_of(references.to(inner), offsets.to(inner), levels, points)
+    locations = locations_of(references.to(inner), offsets.to(inner), levels, spec.points)
     return MsdaInputs(value, levels, locations, torch.softmax(logits.to(inner), dim=-1))
 
 
@@ -49,23 +48,32 @@ def _of_each_point(
     return reference, beside_tensor(sides, offsets.dtype, offsets).view(-1, 2)
 
 
-def gradients(grad_out: torch.Tensor, inputs: MsdaInputs, call: MsdaCall, needed: NeededGrads) -> MsdaGrads:
-    """The gradients that are needed, in closed form from those of locations and weights."""
-    plain, points, logits = sampled(inputs, call.spec.points), call.spec.points, inputs.weights
-    through = NeededGrads(needed.value, needed.locations or needed.references, needed.weights)
-    grad_value, grad_locations, grad_weights, _ = call.functions.backward(grad_out, plain, call.spec, through)
-    weights = plain.weights
-    del plain  # makes room for what follows
+def needed_of_points(needed: NeededGrads) -> NeededGrads:
+    """What the gradients of locations and weights are needed for."""
+    return NeededGrads(needed.value, needed.locations or needed.references, needed.weights)
+
+
+def sampled_bwd(
+    grads: MsdaGrads, weights: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads
+) -> MsdaGrads:
+    """Gradients of offsets, logits and references, in closed form.
+
+    Args:
+        grads: those of value, locations and weights, as far as `needed_of_points` says.
+        weights: those of `sampled`.
+        inputs: what `sampled` took.
+        spec: its points are looked at.
+        needed: gradients to compute; that of value is passed on.
+    """
     grad_logits = None
-    if grad_weights is not None:
+    if grads.weights is not None:
         # d softmax: weight * (its gradient - the mean of all of them)
-        mean = (weights * grad_weights).sum(dim=-1, keepdim=True)
-        grad_logits = (weights * (grad_weights - mean)).to(logits.dtype).view(logits.shape)
-    del weights
-    if grad_locations is None:
-        return MsdaGrads(grad_value, None, grad_logits)
-    grad_offsets, grad_references = _through_locations(grad_locations, inputs, points, needed)
-    return MsdaGrads(grad_value, grad_offsets, grad_logits, grad_references)
+        mean = (weights * grads.weights).sum(dim=-1, keepdim=True)
+        grad_logits = (weights * (grads.weights - mean)).to(inputs.weights.dtype)
+    if grads.locations is None:
+        return MsdaGrads(grads.value, None, grad_logits)
+    grad_offsets, grad_references = _through_locations(grads.locations, inputs, spec.points, needed)
+    return MsdaGrads(grads.value, grad_offsets, grad_logits, grad_references)
 
 
 def _through_locations(
@@ -86,7 +94,7 @@ def _through_locations(
         grad_reference = grad_reference.to(inputs.references.dtype)
     if needed.locations:
         steps = halves * reference[..., 2:] if boxes else halves
-        grad_offsets = (steps / divisor).to(inputs.locations.dtype).view(inputs.locations.shape)
+        grad_offsets = (steps / divisor).to(inputs.locations.dtype)
     return grad_offsets, grad_reference
 
 

@@ -41,6 +41,20 @@ class OrderedPlan:
     entries: int
 
 
+@dataclass(frozen=True)
+class PointsPlan:
+    """Locations and weights of the fused form: a program makes those of `block_r` rows of `block_k` points, padded.
+
+    On the way back it handles `block_q` queries with `block_h` heads at once.
+    """
+
+    block_r: int
+    block_q: int
+    block_h: int
+    block_k: int
+    num_warps: int
+
+
 # Rows a thread and warps; of the gradients of locations and weights alone in 16 bits, and there before sm_90, where two
 # rows a thread spill.
 _TILE, _DOTS, _DOTS_AMPERE = (1, 4), (2, 1), (1, 2)
@@ -52,6 +66,7 @@ _FEW_ROWS, _APART_ROWS, _FEW_NUMBERS = 128, 32, 1024
 _ENTRIES = 8
 _GATHERED = 1024  # numbers of grad_out that a warp reads at once; twice as many spill
 CELL_BLOCK = 256  # samples a program of the kernel that finds cells
+_POINTS, _POINT_WARPS = 512, 4  # of a program that makes locations and weights, and its warps
 _LOGITS = 32  # logits of a row at once; a tile of 64 rows is 16 numbers a thread of 128
 
 
@@ -101,6 +116,15 @@ def plan_backward(channels: int, itemsize: int, rows: int, gpu: Gpu, *, dots: bo
     """Plan the backward with atomic additions; arguments as of `plan_forward` and `plan_samples`."""
     apart = gpu.backend is Backend.CUDA and rows < _APART_ROWS * gpu.num_sms
     return replace(plan_samples(channels, itemsize, gpu, dots=dots), apart=apart)
+
+
+def plan_points(heads: int, points: int, gpu: Gpu) -> PointsPlan:
+    """Plan what makes locations and weights of K points a row, and what leads back through them."""
+    block_k = next_power_of_2(points)
+    block_r = max(1, _POINTS // block_k)
+    block_h = min(next_power_of_2(heads), block_r)
+    warps = max(1, _POINT_WARPS * 32 // gpu.lanes)
+    return PointsPlan(block_r, max(1, block_r // block_h), block_h, block_k, warps)
 
 
 def logits_at_once(points: int) -> int:

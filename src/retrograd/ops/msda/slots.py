@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Slot(IntEnum):
-    """A tensor of a call: the inputs, the results, and what the sort of samples works in."""
+    """A tensor of a call: inputs, results, what the sort of samples works in, what a fused backward has beside them."""
 
     VALUE = 0
     SHAPES = 1
@@ -25,3 +25,10 @@ class Slot(IntEnum):
     SUMS = 14
     TICKET = 15
     PARTIALS = 16
+    # In the fused form's backward those above are of the points that are made of these. Its forward has one kernel, in
+    # which offsets stand for locations and logits for weights.
+    OFFSETS = 17
+    LOGITS = 18
+    GRAD_OFFSETS = 19
+    GRAD_LOGITS = 20
+    GRAD_REFERENCES = 21

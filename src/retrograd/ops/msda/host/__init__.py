@@ -1,7 +1,7 @@
 """Eager deformable attention on CUDA without Python in the way (`runtime.cpp.host_path`): autograd node and launches.
 
 First calls go through Python, as do tensors that are not plain, not contiguous or not aligned, functions under a mode,
-second derivatives, backwards of the fused form, the sort of Triton's deterministic gradient.
+second derivatives, the sort of Triton's deterministic gradient.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ namespace {
 
 // The numbers of slots.py.
 enum Slot { VALUE, SHAPES, REFERENCES, LOCATIONS, WEIGHTS, GRAD_OUT, OUT, GRAD_VALUE, GRAD_LOCATIONS, GRAD_WEIGHTS,
-            SLOTS = 17 };
+            OFFSETS = 17, LOGITS, GRAD_OFFSETS, GRAD_LOGITS, GRAD_REFERENCES, SLOTS };
 
 constexpr size_t kMostLevels = 16;
 
@@ -108,12 +108,12 @@ struct MsdaBackward final : Node {
     for (const Tensor* t : {&inputs.value, &inputs.locations, &inputs.weights}) {
       if (!t->defined()) return false;
     }
-    if (inputs.references.defined() || !unwatched() || !plain(grad_out, attention.device, all) || all % 16 != 0 ||
+    if (!unwatched() || !plain(grad_out, attention.device, all) || all % 16 != 0 ||
         !grad_out.is_contiguous() || grad_out.sizes() != at::IntArrayRef(out_shape) ||
         grad_out.scalar_type() != inputs.value.scalar_type() || !add_call(key, attention, inputs)) {
       return false;
     }
-    key.add(needs(0) | needs(1) << 1 | needs(2) << 2);
+    key.add(needs(0) | needs(1) << 1 | needs(2) << 2 | needs(3) << 3);
     return true;
   }
 
@@ -123,15 +123,25 @@ struct MsdaBackward final : Node {
     uint64_t slots[SLOTS] = {};
     put_addresses(slots, inputs);
     slots[GRAD_OUT] = address(grad_out);
+    // The fused form's inputs; locations and weights that are made of them are buffers.
+    const bool is_fused = inputs.references.defined();
+    if (is_fused) {
+      slots[OFFSETS] = slots[LOCATIONS];
+      slots[LOGITS] = slots[WEIGHTS];
+    }
+    const int of_locations = is_fused ? GRAD_OFFSETS : GRAD_LOCATIONS, of_weights = is_fused ? GRAD_LOGITS : GRAD_WEIGHTS;
     auto like = [&](const Tensor& t) { return make(t.sizes(), t.scalar_type(), attention.device); };
-    if (needs(1)) held[GRAD_LOCATIONS] = like(inputs.locations);
-    if (needs(2)) held[GRAD_WEIGHTS] = like(inputs.weights);
+    if (needs(1)) held[of_locations] = like(inputs.locations);
+    if (needs(2)) held[of_weights] = like(inputs.weights);
+    if (needs(3)) held[GRAD_REFERENCES] = like(inputs.references);
     for (const Buffer& buffer : recipe.buffers) held[buffer.slot] = make(buffer, attention.device);
-    for (int slot = GRAD_VALUE; slot < SLOTS; ++slot) slots[slot] = address(held[slot]);
+    for (int slot = 0; slot < SLOTS; ++slot) {
+      if (held[slot].defined()) slots[slot] = address(held[slot]);
+    }
     for (const Launch& each : recipe.launches) launch(each, slots, attention.device);
     Tensor& grad_value = held[GRAD_VALUE];
     if (grad_value.defined()) grad_value = grad_value.to(inputs.value.scalar_type());
-    return {grad_value, held[GRAD_LOCATIONS], held[GRAD_WEIGHTS], Tensor()};
+    return {grad_value, held[of_locations], held[of_weights], held[GRAD_REFERENCES]};
   }
 
   variable_list in_python(const Tensor& grad_out, const Inputs& inputs, const Key* key) const {

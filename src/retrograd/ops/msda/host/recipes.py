@@ -50,7 +50,7 @@ def by_python(
     call = resolve(MsdaSpec(points, *options), _IMPLS[impl], value.dtype, value.device)
     ctx = SimpleNamespace(saved_tensors=saved, sizes=levels.sizes, call=call, needs_input_grad=needs)
     grads = MsdaFunction.backward(ctx, grad_out)[:4]
-    if key is not None and references is None:
-        inputs = MsdaInputs(value, levels, locations, weights)
+    if key is not None:
+        inputs = MsdaInputs(value, levels, locations, weights, references)
         learn(module, key, inputs, call, NeededGrads(*needs))
     return grads

@@ -5,25 +5,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 
 from retrograd.ops.msda import plan as plans
-from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
+from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
 from retrograd.ops.msda.plan import OrderedPlan, SamplePlan
-from retrograd.ops.msda.shapes import tensor_of
 from retrograd.ops.msda.slots import Slot
+from retrograd.ops.msda.triton import points_launch
 from retrograd.ops.msda.triton.backward import msda_bwd_kernel
 from retrograd.ops.msda.triton.backward_ordered import msda_bwd_kernel_cells, msda_bwd_kernel_ordered
 from retrograd.ops.msda.triton.forward import msda_fwd_kernel, msda_fwd_kernel_few
-from retrograd.ops.msda.triton.sampling import MAX_SIZES
-from retrograd.runtime.cpp.recipe import Buffer, Recipe, driver_call
+from retrograd.ops.msda.triton.launches import index_of, kept_call, key_of, launch_kept, paired, relaunched, sizes_of
+from retrograd.runtime.cpp.recipe import Buffer, Recipe
 from retrograd.runtime.triton.gpu import ceil_div, next_power_of_2
-from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, on_device_of, relaunch, relaunchable
-
-# Launches that have been compiled, by all that they depend on; forward and backward differ in their number of tensors.
-_LAUNCHES: dict[Any, tuple[KernelHandle, tuple[Any, ...]]] = {}
-# One level's size as a kernel's argument, of 64 bits whatever the size: bit 62, height and width of 31 bits.
-_NO_SIZE = 1 << 62
+from retrograd.runtime.triton.launch import gpu_of, launch, on_device_of
 
 
 def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
@@ -45,22 +39,23 @@ def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
     queries = locations.shape[1]
     if not value.numel() or not weights.numel():
         return value.new_zeros(batch, queries, heads, channels)
-    value, locations, weights = value.contiguous(), _pairs(locations), weights.contiguous()
-    references = None if references is None else _pairs(references)
+    value, locations, weights = value.contiguous(), paired(locations), weights.contiguous()
+    references = None if references is None else paired(references)
     out = value.new_empty(batch, queries, heads, channels)
-    shapes, sizes = _sizes(levels, value)
+    shapes, sizes = sizes_of(levels, value)
     tensors = (value, shapes, references, locations, weights, out)
-    key = _key(tensors, sizes, spec)
-    if _relaunched(key, tensors):
+    key = key_of("forward", tensors, sizes, spec)
+    if relaunched(key, tensors):
         return out
     points, boxes = sum(spec.points), references is not None and references.shape[-1] == 4
     plan = plans.plan_forward(channels, value.element_size(), points, batch * queries * heads, gpu_of(value))
     block_k = next_power_of_2(points) if plan.together else plans.logits_at_once(points)
     rest = (
         queries, pixels, *sizes, heads, channels, spec.points, len(spec.points), points, boxes, spec.border,
-        spec.align_corners, _index(value), plan.block_q, plan.block_c, block_k,
+        spec.align_corners, index_of(value), plan.block_q, plan.block_c, block_k,
     )  # fmt: skip
-    _launch(msda_fwd_kernel_few if plan.together else msda_fwd_kernel, value, queries, plan, tensors, rest, key)
+    kernel = msda_fwd_kernel_few if plan.together else msda_fwd_kernel
+    launch_kept(kernel, _grid(value, queries, plan), tensors, rest, key, plan.num_warps)
     return out
 
 
@@ -88,8 +83,8 @@ def msda_bwd(
     value, levels, locations, weights, _ = inputs
     if not value.numel() or not weights.numel():
         return zero_grads(inputs, needed)
-    value, locations, weights = value.contiguous(), _pairs(locations), weights.contiguous()
-    call = _BackwardInputs(grad_out.contiguous(), value, *_sizes(levels, value), locations, weights, spec)
+    value, locations, weights = value.contiguous(), paired(locations), weights.contiguous()
+    call = _BackwardInputs(grad_out.contiguous(), value, *sizes_of(levels, value), locations, weights, spec)
     grad_value = None
     if needed.value and spec.deterministic:
         grad_value = _gather(call, ordered)
@@ -127,8 +122,8 @@ def _scatter(call: _BackwardInputs, grads: MsdaGrads) -> None:
     """Fill the gradients that are there, adding to grad_value atomically."""
     grad_out, value, shapes, sizes, locations, weights, spec = call
     tensors = (grad_out, value, shapes, locations, weights, *grads[:3])
-    key = _key(tensors, sizes, spec)
-    if _relaunched(key, tensors):
+    key = key_of("backward", tensors, sizes, spec)
+    if relaunched(key, tensors):
         return
     _, pixels, heads, channels = value.shape
     queries = locations.shape[1]
@@ -138,9 +133,14 @@ def _scatter(call: _BackwardInputs, grads: MsdaGrads) -> None:
     apart = len(spec.points) if plan.apart and len(set(spec.points)) == 1 else 0
     rest = (
         queries, pixels, *sizes, heads, channels, plans.segments(spec.points[: 1 if apart else None], plan.block_c),
-        sum(spec.points), spec.border, spec.align_corners, _index(value), plan.block_q, plan.block_c, apart,
+        sum(spec.points), spec.border, spec.align_corners, index_of(value), plan.block_q, plan.block_c, apart,
     )  # fmt: skip
-    _launch(msda_bwd_kernel, value, queries, plan, tensors, rest, key, levels=apart or 1)
+    launch_kept(msda_bwd_kernel, _grid(value, queries, plan, apart or 1), tensors, rest, key, plan.num_warps)
+
+
+def _grid(value: torch.Tensor, queries: int, plan: SamplePlan, levels: int = 1) -> tuple[int, int]:
+    batch, _, heads, _ = value.shape
+    return batch * ceil_div(queries, plan.block_q) * heads, levels
 
 
 def _gather(call: _BackwardInputs, plan: OrderedPlan | None) -> torch.Tensor:
@@ -164,7 +164,7 @@ def _gather_part(
     grad_out, shapes, locations, weights = tensors
     batch, pixels, heads, channels = grad_value.shape
     queries, samples, past = weights.shape[1], weights.numel(), batch * heads * pixels
-    points, index = sum(spec.points), _index(grad_value)
+    points, index = sum(spec.points), index_of(grad_value)
     keys = torch.empty(samples, dtype=torch.int32 if past < 2**31 else torch.int64, device=weights.device)
     launch(
         msda_bwd_kernel_cells,
@@ -189,67 +189,6 @@ def _gather_part(
     )  # fmt: skip
 
 
-def _pairs(locations: torch.Tensor) -> torch.Tensor:
-    """Contiguous, with pairs that one load can read."""
-    locations = locations.contiguous()
-    return locations.clone() if locations.data_ptr() % (2 * locations.element_size()) else locations
-
-
-def _sizes(levels: Levels, value: torch.Tensor) -> tuple[torch.Tensor | None, tuple[int, ...]]:
-    """([L, 2] on the device, MAX_SIZES arguments), one of the two without content."""
-    nothing = (_NO_SIZE,) * MAX_SIZES
-    if levels.sizes is None or len(levels.sizes) > MAX_SIZES:
-        return tensor_of(levels, value.device).contiguous(), nothing
-    # A level without pixels may be as wide as it likes.
-    packed = tuple(_NO_SIZE | h << 31 | w if h * w else _NO_SIZE for h, w in levels.sizes)
-    return None, packed + nothing[len(packed) :]
-
-
-def _index(value: torch.Tensor) -> tl.dtype:
-    """What holds a position, and the distance of an element from the first of its image and head."""
-    _, pixels, heads, channels = value.shape
-    return tl.int32 if pixels < 2**30 and pixels * heads * channels < 2**31 else tl.int64
-
-
-def _launch(
-    kernel: Any,
-    value: torch.Tensor,
-    queries: int,
-    plan: SamplePlan,
-    tensors: tuple[torch.Tensor | None, ...],
-    rest: tuple[Any, ...],
-    key: Any,
-    levels: int = 1,
-) -> None:
-    """Compile and launch over the queries (and levels apart), and keep the launch under `key`."""
-    batch, _, heads, _ = value.shape
-    grid = (batch * ceil_div(queries, plan.block_q) * heads, levels)
-    with on_device_of(value):
-        handle = launch(kernel, grid, (*tensors, *rest), num_warps=plan.num_warps)
-    if key is not None and handle is not None:
-        _LAUNCHES[key] = (handle, rest)
-
-
-def _relaunched(key: Any, tensors: tuple[torch.Tensor | None, ...]) -> bool:
-    """Launch again what is kept under `key`; False where nothing is."""
-    if key is None or key not in _LAUNCHES:
-        return False
-    handle, rest = _LAUNCHES[key]
-    relaunch(handle, (*tensors, *rest), key[0])
-    return True
-
-
-def _key(tensors: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...], spec: MsdaSpec) -> Any:
-    """All that a launch depends on; None if it has to go through Triton."""
-    if tensors[0] is None or not relaunchable(*tensors):
-        return None
-    return _key_on(tensors[0].device, tensors, sizes, spec)
-
-
-def _key_on(device: torch.device, tensors: tuple[torch.Tensor | None, ...], sizes: Any, spec: MsdaSpec) -> Any:
-    return (device.index, sizes, spec, *(None if t is None else (t.dtype, t.shape) for t in tensors))
-
-
 # Of the kernels' first arguments.
 _FORWARD_SLOTS = (Slot.VALUE, Slot.SHAPES, Slot.REFERENCES, Slot.LOCATIONS, Slot.WEIGHTS, Slot.OUT)
 _BACKWARD_SLOTS = (
@@ -264,21 +203,22 @@ def recipe(inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads | None = None
     None where they are not, or where the call does more than launch: makes a table of levels, sorts.
     """
     value, levels, locations, weights, references = inputs
-    shapes, sizes = _sizes(levels, value)
+    if needed is not None and references is not None:
+        return points_launch.recipe_of(inputs, spec, needed, recipe)
+    shapes, sizes = sizes_of(levels, value)
     if shapes is not levels.shapes or (needed is not None and needed.value and spec.deterministic):
         return None
     out = torch.empty((*locations.shape[:3], value.shape[3]), dtype=value.dtype, device="meta")
-    slots, buffers = _FORWARD_SLOTS, ()
+    device = value.device
     if needed is None:
-        launches = [(value, shapes, references, locations, weights, out)]
+        tensors = (value, shapes, references, locations, weights, out)
+        calls, buffers = [kept_call(device, "forward", tensors, _FORWARD_SLOTS, sizes, spec)], ()
     else:
-        slots = _BACKWARD_SLOTS
         added = torch.empty(value.shape, dtype=torch.float32, device="meta") if needed.value else None
         buffers = (Buffer(Slot.GRAD_VALUE, torch.float32, value.shape, zeros=True),) if needed.value else ()
         grads = MsdaGrads(added, locations if needed.locations else None, weights if needed.weights else None)
         read = (out, value, shapes, locations, weights)  # grad_out is like out
         launches = [(*read, *some[:3]) for some in _in_turn(grads, value)]
-    kept = [_LAUNCHES.get(_key_on(value.device, tensors, sizes, spec)) for tensors in launches]
-    calls = [None if each is None else driver_call(each[0], slots, each[1]) for each in kept]
+        calls = [kept_call(device, "backward", each, _BACKWARD_SLOTS, sizes, spec) for each in launches]
     known = tuple(call for call in calls if call is not None)
     return Recipe(known, buffers) if len(known) == len(calls) else None
