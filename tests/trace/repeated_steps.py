@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from retrograd import trace
+from retrograd.core.rank_store import RankStore
 from retrograd.core.schema import plain
 from retrograd.errors import ExecutionsDifferError
 
@@ -89,17 +92,35 @@ def train(kind: str, steps: int = 5, closure: bool = False) -> list[str]:
     return [*seen, *whole]
 
 
+@contextmanager
+def watched_posts(left: set[str]) -> Iterator[None]:
+    """Keep the names under which this rank has posted something that it has not taken back."""
+    post, forget = RankStore.post, RankStore.forget
+
+    def posted(self: RankStore, name: str, value: str) -> None:
+        left.add(name)
+        post(self, name, value)
+
+    def taken_back(self: RankStore, name: str) -> None:
+        left.remove(name)
+        forget(self, name)
+
+    with patch.object(RankStore, "post", posted), patch.object(RankStore, "forget", taken_back):
+        yield
+
+
 def told(kind: str, fault: str, **options: object) -> dict[str, object]:
     """What repeating every second step says, and whether the program went on as it does alone."""
     FAULT.update(name="", step=-1, rank=-1)
     alone = train(kind, closure=bool(options.get("closure")))
     FAULT.update(name=fault, step=2, rank=1 if kind else 0)
-    with trace.repeat_steps(2, ranks=bool(kind)) as repeated:
+    left = set[str]()
+    with watched_posts(left), trace.repeat_steps(2, ranks=bool(kind)) as repeated:
         try:
             seen, raised = train(kind, closure=bool(options.get("closure"))), ""
         except ExecutionsDifferError as error:
             seen, raised = [], str(error)
-    return {"outcome": plain(repeated.outcome), "alone": seen == alone, "raised": raised}
+    return {"outcome": plain(repeated.outcome), "alone": seen == alone, "raised": raised, "left": len(left)}
 
 
 FAULTS: dict[str, tuple[str, ...]] = {

@@ -87,6 +87,7 @@ def test_all_ranks_end_before_the_same_update(on_ranks):
             sound, once = rank[kind], rank[f"{kind} once"]
             assert (sound["alone"], sound["raised"], sound["outcome"]["ranks"]) == (True, "", [0, 1])
             assert sound["outcome"]["left_out"]
+            assert (sound["outcome"]["sampled"], sound["left"]) == (3, 1)  # in the job's store, of the last sample
             assert once["raised"].endswith("in step 2 on rank 1")
             assert [found["rank"] for found in once["outcome"]["differences"]] == [1]
             assert once["outcome"]["steps"] == 2

@@ -59,6 +59,7 @@ class StepRepeater:
         self._left_out: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
         self._exchange: Any = None
+        self._posted: str | None = None  # of the sample before, under this name
         self._told = 0  # differences that the other ranks have been told of
         self._ranks: tuple[int, ...] = (self._rank,)
         self._lock, self._process = threading.RLock(), os.getpid()
@@ -237,6 +238,9 @@ class StepRepeater:
                 None
             )
             self._with_ranks = False  # it may have no optimizer: nobody waits for it again
+        elif self._posted is not None:
+            store.forget(self._posted)  # who has posted this step has read the one before
+        self._posted = name
         self._ranks = tuple(sorted(posted))
         for rank, values in posted.items():
             if rank != store.rank:
