@@ -1,6 +1,7 @@
 """Both directions: every broken op of the corpus is found, every healthy one is left alone.
 
-One seed here; `benchmarks/detection.py` runs as many as wanted, at every level, beside other tools.
+One seed here, and with `--rotate` a third of the healthy ones a day; `benchmarks/detection.py` runs as many as wanted,
+at every level, beside other tools.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def test_mutant_written_after_the_freeze_is_found(name):
         verify(SECOND[name], level="quick", seed=0, skip=["adjoint"], watch=stop)
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_is_left_alone(name):
     report = verify(HEALTHY[name], level="quick", seed=1)

@@ -19,7 +19,8 @@ from retrograd.trace import provenance, record, save
 from retrograd.trace.rank_provenance import rank_provenance
 from retrograd.trace.schema import Op, Stats, Trace
 
-WAYS = ("single", "ddp", "fsdp", "fsdp poison")  # poison: NaN in all memory that nobody has written
+# poison: NaN in all memory that nobody has written. One process every day; with --rotate one of the rest, 30 s each.
+WAYS = ("single", *(pytest.param(way, marks=pytest.mark.dealt(3)) for way in ("ddp", "fsdp", "fsdp poison")))
 SCALED = "real_one_beside_loss_scaling"
 
 
@@ -39,6 +40,7 @@ def test_every_planted_cause_is_told(way):
     assert {name: answer for name, answer in answers.items() if not all(answer["right"].values())} == {}
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize("name", ["nan_fresh", "nan_unseen"])
 def test_every_further_cause_is_told(name):
     script = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"

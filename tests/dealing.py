@@ -1,0 +1,36 @@
+"""Tests dealt over days: of what is marked `dealt(parts)`, `pytest --rotate DAY` runs one part, and another the next day.
+
+For long sets that were frozen when they were measured, beside tests of the same features that run every day. Without
+--rotate everything runs.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+
+def left_out(items: Iterable[Any], day: int) -> list[Any]:
+    """The tests that another day runs.
+
+    Args:
+        items: of pytest, in the order of collection. The marked ones of a function are one set, dealt in their order: a
+            parameter that is marked alone leaves the others of its function where they are.
+        day: any whole number; as many in a row as there are parts run everything.
+    """
+    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    others = []
+    for item in items:
+        mark = item.get_closest_marker("dealt")
+        if mark is None:
+            continue
+        (parts,) = mark.args
+        of = (str(item.path), item.originalname)
+        at = seen[of]
+        seen[of] += 1
+        # One of each `parts` in a row, and of the next row another: a grid whose last axis is as long as there are parts
+        # would be dealt by that axis.
+        if (at + at // parts) % parts != day % parts:
+            others.append(item)
+    return others
