@@ -32,10 +32,11 @@ _STANDS_FOR = {"aten.view.default": "aten._reshape_alias.default", "aten.add.Ten
 
 @pytest.fixture(scope="module", autouse=True)
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The library, in a cache of its own: 30 s of a core."""
+    """The library, in a cache of its own: 30 s of a core where it is compiled."""
+    cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield extensions.built(tape.build)
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        yield extensions.built_once(tape.build, cache)
 
 
 def recorded(engine: str, device: str, **options: Any) -> list[trace.Op]:

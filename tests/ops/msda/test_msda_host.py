@@ -34,9 +34,7 @@ _READ = (Slot.VALUE, Slot.LOCATIONS, Slot.WEIGHTS)
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, in a cache of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return extensions.built(host.path.library.build)
+    return extensions.built_once(host.path.library.build, tmp_path_factory.mktemp("cache"))
 
 
 class Driver(StandIn):
