@@ -21,6 +21,7 @@ from retrograd.runtime.cpp import extension
 SOURCES = Path(config.__file__).parent
 # Of the user, and not of the tests' own caches, which are set later.
 KEPT = config.cache_home() / "retrograd-tests"
+_MOST = 12  # of some megabytes: those of two versions of torch and the last sources of a few branches
 
 
 def why_no_compiler() -> str | None:
@@ -53,6 +54,9 @@ def built_once(build: Callable[[], Path], cache: Path) -> Path:
         try:
             kept = KEPT / _key()
             kept.mkdir(parents=True, exist_ok=True)
+            os.utime(kept)
+            for old in sorted(KEPT.iterdir(), key=os.path.getmtime)[:-_MOST]:
+                shutil.rmtree(old, ignore_errors=True)
         except (NativeBuildError, OSError):  # no compiler, which `built` says, or a cache that cannot be written
             return built(build)
         for library in kept.glob("*.so"):
