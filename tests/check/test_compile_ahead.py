@@ -25,7 +25,10 @@ from retrograd.cli._output import live
 from retrograd.compat.triton_compile import PROBE_GPU, absent_gpu, kernel_id, of_dtype
 from retrograd.compat.triton_launch import around_compiling, unheard
 from retrograd.core import subprocesses
+from retrograd.ops.norm import dispatch
+from retrograd.ops.types import Impl
 from retrograd.runtime import disk_cache
+from retrograd.runtime.rehearsal import rehearsing
 
 pytestmark = pytest.mark.outside
 
@@ -63,6 +66,11 @@ class Half(torch.autograd.Function):
 
 
 half = rg.op(Half.apply, lambda x: x / 2, dict(x=rg.tensor("N")), sizes=dict(N=(1, 16)))
+# As shipped ops that choose by device do: elsewhere it runs no kernel.
+by_device = rg.op(
+    lambda x: Half.apply(x) if dispatch.FAMILY.choose(None, x.dtype, x.device) is Impl.TRITON else x / 2,
+    lambda x: x / 2, dict(x=rg.tensor("N")), sizes=dict(N=(1, 16)),
+)  # fmt: skip
 in_torch = rg.op(lambda x: x / 2, lambda x: x / 2, dict(x=rg.tensor("N")))
 SCRIPT = """
 import sys
@@ -140,6 +148,15 @@ def test_whoever_watches_sees_what_is_compiled_and_a_log_does_not(capsys):
         for line in (*lines, ("shapes", "passed (0.10 s)")):
             progress(*line)
     assert capsys.readouterr().err == "shapes: passed (0.10 s)\n"
+
+
+def test_an_op_that_chooses_by_device_is_rehearsed_as_on_a_gpu(tmp_path):
+    assert {block for name, _, block in compiled(tmp_path, "by_device") if name == "halved"} == {1, 2, 4, 8, 16}
+    assert dispatch.FAMILY.choose(None, torch.float32, torch.device("cpu")) is not Impl.TRITON
+    with rehearsing():
+        assert dispatch.FAMILY.choose(None, torch.float32, torch.device("cpu")) is Impl.TRITON
+        assert dispatch.FAMILY.choose(None, torch.float64, torch.device("cpu")) is not Impl.TRITON
+        assert dispatch.FAMILY.choose("torch", torch.float32, torch.device("cpu")) is Impl.TORCH
 
 
 def test_an_op_without_kernels_has_nothing_compiled(tmp_path):

@@ -27,6 +27,7 @@ from retrograd.compat.triton_compile import GpuDescription, build_kernel, is_bui
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning, around_compiling
 from retrograd.env.facts import cpu_count
 from retrograd.runtime import disk_cache
+from retrograd.runtime.rehearsal import rehearsing
 
 # What repeats, orders and compilers find is found with kernels that other stages have launched.
 _WITHOUT_KERNELS = ("races", "determinism", "compiler")
@@ -84,7 +85,8 @@ def compile_ahead(spec: OpSpec, device: str, folder: Path, *, only: Any, skip: A
     compilers = _Compilers(folder)
     rehearsal = _Rehearsal(spec, device="cpu", **options)
     tuned = around_autotuning(partial(_tuned, folder, compilers))
-    with planned_for(_description(device)), triton_ttir.told_of_kernels(compilers.compile), tuned:
+    told = triton_ttir.told_of_kernels(compilers.compile)
+    with planned_for(_description(device)), rehearsing(), told, tuned:
         for stage in choose(only, (*skip, *_WITHOUT_KERNELS)):
             with suppress(Exception):
                 rehearsal.run_stage(stage)

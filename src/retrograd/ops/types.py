@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 
 from retrograd.errors import MissingExtraError
+from retrograd.runtime.rehearsal import rehearsed
 
 
 class Impl(Enum):
@@ -49,7 +50,8 @@ class Family:
             raise MissingExtraError("triton", "triton", f"impl={impl.value!r}") from None
 
     def choose(self, impl: str | Impl | None, dtype: torch.dtype, device: torch.device) -> Impl:
-        """The implementation to run on `device`; None picks triton on CUDA, native on CPU where it can run, else torch.
+        """The implementation to run on `device`; None picks triton on CUDA, native on CPU where it can run, else torch;
+        where a GPU's launches are rehearsed on the CPU, what CUDA would run.
 
         Raises:
             TypeError: the chosen implementation does not compute in the dtype.
@@ -58,7 +60,7 @@ class Family:
         """
         double = dtype == torch.float64
         if impl is None:
-            if device.type == "cuda" and not double:
+            if (device.type == "cuda" or rehearsed()) and not double:
                 return Impl.TRITON
             native = device.type == "cpu" and (not double or Impl.NATIVE in self.doubles)
             return Impl.NATIVE if native and self._why_no_native() is None else Impl.TORCH
