@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from retrograd.check.messages import case_text
-from retrograd.check.schema import Report
+from retrograd.check.schema import Report, StageResult
+from retrograd.errors import UndecidedError
 from retrograd.report import document, show
 from retrograd.report import text as renderer
 
@@ -67,3 +68,21 @@ def test_colour_only_if_the_console_has_it() -> None:
 def test_a_report_without_stages_renders() -> None:
     empty = Report("x", "undecided", "full", 0, (), "cpu", ())
     assert "CANNOT DECIDE" in to_text(empty)
+
+
+def test_a_reason_of_several_stages_is_told_once() -> None:
+    why = "Triton cannot run any kernel here"
+    stages = [StageResult(name, "title", "undecided", reason=why) for name in ("contract", "oracle")]
+    stages += [
+        StageResult("shapes", "title", "undecided", reason="something else"),
+        StageResult("nan", "title", "passed"),
+    ]
+    report = Report("x", "undecided", "quick", 0, ("float32",), "cpu", tuple(stages))
+    text = " ".join(to_text(report, 200).split())
+    assert text.count(why) == 1
+    assert "for the same reason as contract" in text
+    assert "something else" in text
+    with pytest.raises(UndecidedError) as error:
+        report.raise_if_failed()
+    assert str(error.value).count(why) == 1
+    assert [a.title for a in document(report).annotations if a.level == "warning"] == ["x: contract", "x: shapes"]

@@ -9,7 +9,7 @@ from typing import cast
 
 from retrograd.check import charts
 from retrograd.check.acceptance import ENDED
-from retrograd.check.schema import NO_REFERENCE, Case, Finding, Profile, Report, StageResult
+from retrograd.check.schema import NO_REFERENCE, Case, Finding, Profile, Report, StageResult, reasons_once
 from retrograd.core import document as doc
 from retrograd.core.wording import count, duration
 
@@ -59,7 +59,7 @@ def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table
     yield doc.TextLine(f"device {report.device} | dtypes {dtypes} | level {report.level} | seed {report.seed}")
     yield doc.TextLine()
     if report.stages:
-        rows = tuple(map(_row, report.stages))
+        rows = tuple(map(_row, reasons_once(report.stages)))
         yield doc.Table((), rows, numbers=(3, 4, 5), fold=(2, 6), narrow=_WIDE, below=2)
         yield doc.TextLine()
     for number, finding in enumerate(report.findings, 1):
@@ -124,7 +124,7 @@ def _stages_of_page(report: Report) -> doc.Table:
             *(str(s.cases), str(s.runs), duration(s.seconds)),
             doc.Cell(power(s), tone="soft"),
         )
-        for s in report.stages
+        for s in reasons_once(report.stages)
     )
     return doc.Table(head, rows, numbers=(3, 4, 5), named=1)
 
@@ -192,8 +192,8 @@ def _annotations(report: Report) -> Iterator[doc.Annotation]:
     for finding in report.accepted:
         title, reason = f"{report.target}: accepted", finding.accepted
         yield doc.Annotation("notice", title, _accepted(finding), report.place, _rule(finding), reason)
-    for stage in report.stages:
-        if stage.status == "undecided":
+    for stage, told in zip(report.stages, reasons_once(report.stages), strict=True):
+        if stage.status == "undecided" and stage is told:
             rule = f"{stage.id}/undecided"
             yield doc.Annotation("warning", f"{report.target}: {stage.id}", stage.reason, report.place, rule)
     yield doc.Annotation(

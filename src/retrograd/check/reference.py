@@ -24,6 +24,7 @@ from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
+from retrograd.compat import triton_toolchain
 from retrograd.compat.torch_dispatch import without_modes
 from retrograd.errors import SpecError, UndecidedError
 
@@ -45,9 +46,18 @@ class OpRaised(Exception):
 
     @classmethod
     def by(cls, phase: str, error: Exception) -> OpRaised:
-        """Kind and text of an error, without the colours of terminals; a mistake of the checker itself is raised."""
+        """Kind and text of an error, without the colours of terminals; a mistake of the checker itself is raised.
+
+        Raises:
+            UndecidedError: the error says that no kernel of Triton's can run here, which is not the op's.
+        """
         if is_own_mistake(error):
             raise error
+        if missing := triton_toolchain.failure(error):
+            raise UndecidedError(
+                f"Triton cannot run any kernel here, so nothing is said of the op: {missing} (it needs a driver of a "
+                "GPU that torch sees too, and a C compiler, gcc or clang; `retrograd env` says what is installed)"
+            ) from error
         return cls(f"the {phase} raised {type(error).__name__}: {_COLOUR.sub('', str(error)).strip()}")
 
 

@@ -299,10 +299,23 @@ class Report(Record, Shown):
                 lines.append(f.text())
             raise VerificationError("\n".join(lines))
         if self.verdict == "undecided":
-            reasons = [f"{s.id}: {s.reason}" for s in self.stages if s.status == "undecided"]
+            reasons = [f"{s.id}: {s.reason}" for s in reasons_once(self.stages) if s.status == "undecided"]
             ran = any(s.runs for s in self.stages)
             reasons = reasons or [f"nothing to prove: it covers {self.covers}" if ran else "no stage ran"]
             raise UndecidedError(f"{self.target}: cannot decide; {'; '.join(reasons)}")
+
+
+def reasons_once(stages: Sequence[StageResult]) -> tuple[StageResult, ...]:
+    """The stages; one that is undecided for the reason of an earlier one refers to that."""
+    first: dict[str, str] = {}
+    told = list[StageResult]()
+    for stage in stages:
+        if stage.status == "undecided" and stage.reason in first:
+            stage = replace(stage, reason=f"for the same reason as {first[stage.reason]}")
+        elif stage.status == "undecided" and stage.reason:
+            first[stage.reason] = stage.id
+        told.append(stage)
+    return tuple(told)
 
 
 def verdict_of(stages: Sequence[StageResult]) -> Literal["proved", "finding", "undecided"]:

@@ -1,0 +1,48 @@
+"""Toolchain of Triton: what an exception says of a driver, C compiler or assembler that is not there, not of an op."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from importlib import import_module
+from unittest import mock
+
+from retrograd.compat.registry import part, works
+
+_DRIVER = ("triton.runtime.driver", "_create_driver")  # chooses among GPUs
+_MODULES = ("triton.runtime.build", "triton.knobs")  # launchers by the C compiler, and where tools are
+
+
+def failure(error: BaseException) -> str | None:
+    """What Triton misses to run any kernel, as it says it; None where the exception is about something else."""
+    reached = _reaches(error)
+    return f"{type(error).__name__}: {error}" if reached and works(PART) else None
+
+
+def _reaches(error: BaseException) -> bool:
+    """Whether it comes from where Triton looks for its surroundings, or from what it has called there."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__")
+        if module in _MODULES or (module, frame.f_code.co_name) == _DRIVER:
+            return True
+    return False
+
+
+@part(
+    "triton.toolchain",
+    "tells an exception about Triton's driver or compilers from one of the op",
+    "what Triton raises without a driver or a C compiler counts as the op's own exception",
+    names=("triton.runtime.driver._create_driver", "triton.runtime.build", "triton.knobs"),
+)
+def PART() -> str:
+    """A backend that nobody has."""
+    for name in _MODULES:
+        import_module(name)
+    # `triton.runtime` has an object of this name in the module's place.
+    module = import_module(_DRIVER[0])
+    with mock.patch.dict(os.environ, TRITON_DEFAULT_BACKEND="none of them"):
+        try:
+            getattr(module, _DRIVER[1])()
+        except Exception as error:
+            return "" if _reaches(error) else "a missing driver is told elsewhere"
+    return "a backend that nobody has is no error"
