@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import traceback
 from importlib import import_module
 from unittest import mock
@@ -14,9 +14,14 @@ _MODULES = ("triton.runtime.build", "triton.knobs")  # launchers by the C compil
 
 
 def failure(error: BaseException) -> str | None:
-    """What Triton misses to run any kernel, as it says it; None where the exception is about something else."""
-    reached = _reaches(error)
-    return f"{type(error).__name__}: {error}" if reached and works(PART) else None
+    """What Triton misses to run any kernel; None where the exception is about something else."""
+    if not _reaches(error) or not works(PART):
+        return None
+    if isinstance(error, subprocess.CalledProcessError):
+        # Its command has the name of a temporary folder, another one each time; what it wrote is on stderr.
+        program = error.cmd[0] if isinstance(error.cmd, list) else str(error.cmd).partition(" ")[0]
+        return f"{program} ended with exit code {error.returncode}; what it says stands on stderr"
+    return f"{type(error).__name__}: {error}"
 
 
 def _reaches(error: BaseException) -> bool:
@@ -35,14 +40,14 @@ def _reaches(error: BaseException) -> bool:
     names=("triton.runtime.driver._create_driver", "triton.runtime.build", "triton.knobs"),
 )
 def PART() -> str:
-    """A backend that nobody has."""
+    """No backend at all."""
     for name in _MODULES:
         import_module(name)
     # `triton.runtime` has an object of this name in the module's place.
     module = import_module(_DRIVER[0])
-    with mock.patch.dict(os.environ, TRITON_DEFAULT_BACKEND="none of them"):
+    with mock.patch.object(module, "backends", {}):
         try:
             getattr(module, _DRIVER[1])()
         except Exception as error:
             return "" if _reaches(error) else "a missing driver is told elsewhere"
-    return "a backend that nobody has is no error"
+    return "no backend is no error"
