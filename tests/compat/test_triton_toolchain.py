@@ -54,6 +54,21 @@ def test_the_same_words_from_elsewhere_are_not():
     assert triton_toolchain.failure(raised(op)) is None
 
 
+def test_a_missing_tool_is_triton_s_and_a_hook_that_raises_is_not(monkeypatch):
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/nowhere")
+    nvidia = import_module("triton.knobs").nvidia_knobs()
+    monkeypatch.setattr(type(nvidia).__dict__["ptxas"], "default_path", "/nowhere", raising=False)
+    missing = raised(lambda: nvidia.ptxas)
+    assert triton_toolchain.failure(missing) == f"RuntimeError: {missing}"
+
+    def hook(*_):
+        raise RuntimeError("an op's own")
+
+    chain = import_module("triton.knobs").HookChain()
+    chain.add(hook)
+    assert triton_toolchain.failure(raised(chain, None)) is None
+
+
 def test_where_the_names_are_gone_it_is_silent(no_driver, monkeypatch):
     error = raised(driver._create_driver)
     monkeypatch.setitem(

@@ -10,7 +10,8 @@ from unittest import mock
 from retrograd.compat.registry import part, works
 
 _DRIVER = ("triton.runtime.driver", "_create_driver")  # chooses among GPUs
-_MODULES = ("triton.runtime.build", "triton.knobs")  # launchers by the C compiler, and where tools are
+_BUILD = "triton.runtime.build"  # launchers by the C compiler
+_KNOBS = "triton.knobs"  # where tools are, and hooks of launches, which are other people's
 
 
 def failure(error: BaseException) -> str | None:
@@ -26,11 +27,9 @@ def failure(error: BaseException) -> str | None:
 
 def _reaches(error: BaseException) -> bool:
     """Whether it comes from where Triton looks for its surroundings, or from what it has called there."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        module = frame.f_globals.get("__name__")
-        if module in _MODULES or (module, frame.f_code.co_name) == _DRIVER:
-            return True
-    return False
+    frames = [(f.f_globals.get("__name__"), f.f_code.co_name) for f, _ in traceback.walk_tb(error.__traceback__)]
+    looked = any(frame == _DRIVER or frame[0] == _BUILD for frame in frames)
+    return looked or (bool(frames) and frames[-1][0] == _KNOBS)
 
 
 @part(
@@ -41,7 +40,7 @@ def _reaches(error: BaseException) -> bool:
 )
 def PART() -> str:
     """No backend at all."""
-    for name in _MODULES:
+    for name in (_BUILD, _KNOBS):
         import_module(name)
     # `triton.runtime` has an object of this name in the module's place.
     module = import_module(_DRIVER[0])

@@ -137,11 +137,9 @@ def msda_points_bwd_kernel(
                 both = pairs(tl.div_rn(x, count_x), tl.div_rn(y, count_y), grad_offsets_ptr.dtype.element_ty)
                 tl.store(grad_offsets_ptr.to(tl.pointer_type(both.dtype), bitcast=True) + index, both, mask=there)
     if grad_references_ptr is not None:
-        store_sums(grad_references_ptr, sum_x, sum_y, first, N, level, LEVELS, K, 0, BOXES, BLOCK_Q, BLOCK_H)
+        store_sums(grad_references_ptr, sum_x, sum_y, first, N, level, LEVELS, 0, BOXES, BLOCK_Q, BLOCK_H)
         if BOXES:
-            store_sums(
-                grad_references_ptr, sum_width, sum_height, first, N, level, LEVELS, K, 1, BOXES, BLOCK_Q, BLOCK_H
-            )
+            store_sums(grad_references_ptr, sum_width, sum_height, first, N, level, LEVELS, 1, BOXES, BLOCK_Q, BLOCK_H)
 
 
 @triton.jit
@@ -180,7 +178,6 @@ def store_sums(
     N,
     level_of,
     LEVELS: tl.constexpr,
-    K: tl.constexpr,
     HALF: tl.constexpr,
     BOXES: tl.constexpr,
     BLOCK_Q: tl.constexpr,
