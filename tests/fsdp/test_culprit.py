@@ -64,7 +64,8 @@ def test_a_healthy_job_says_nothing(ends):
 @pytest.mark.parametrize("case", faults.CASES)
 def test_the_culprit_is_named(ends, case):
     text = "\n".join(end["text"] for end in ends[case].values())
-    assert [words for words in (*NAMED[case], "faults.py:") if words not in text] == []
+    missing = [words for words in (*NAMED[case], "faults.py:") if words not in text]
+    assert missing == [], f"of {[end['code'] for end in ends[case].values()]} came {text}"
 
 
 def collective(name: str, group: str = "0", ranks: tuple[int, ...] = (0, 1)) -> Collective:
