@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check import cost
+from retrograd.check import cost, stages
 from retrograd.check.levels import BUDGETS
 from retrograd.check.spec import dtype_name
 from retrograd.check.stages import StageContext
@@ -144,5 +146,69 @@ def test_elements_of_a_case_are_counted_once_for_all_dtypes(monkeypatch):
 def test_elements_are_the_same_on_meta_tensors_and_in_memory():
     context = StageContext.of(_spec(_norm), "float32")
     case = context.base.but(sizes={"M": 3, "N": 5})
-    in_memory, on_meta = (cost._elements_on(context.runner, case, device) for device in ("cpu", "meta"))
+    in_memory, on_meta = (
+        cost._counted_on(context.runner, case, device, math.inf).elements for device in ("cpu", "meta")
+    )
     assert 3 * 5 < in_memory == on_meta
+
+
+def test_counting_ends_where_there_are_too_many():
+    steps = []
+
+    def cumulative(x):
+        total = torch.zeros_like(x[..., 0])
+        for step in range(x.shape[-1]):
+            steps.append(step)
+            total = total + x[..., step]
+        return total
+
+    runner = StageContext.of(_spec(cumulative, cumulative), "float32").runner
+    case = runner.base.but(sizes={"M": 8, "N": 512})
+    whole = cost.elements(runner, case, 10**9)
+    assert len(steps) == 512
+    assert whole > cost.elements(runner, case, 1000) > 1000
+    assert len(steps) < 512 + 100
+
+
+def _scan(x, decay, bias):
+    """A recurrence of 320 steps, each of a few operators, which counts as eleven million elements."""
+    h, steps = torch.zeros_like(x), []
+    for step in range(320):
+        h = torch.sigmoid(decay) * h + (x + bias if step % 2 else x)
+        steps.append(h)
+    return torch.stack(steps).mean(0)
+
+
+def _scanned(fn=_scan, **more):
+    inputs = {name: rg.tensor("M", "N") for name in ("x", "decay", "bias")}
+    return rg.op(fn, _scan, inputs, sizes=dict(M=4, N=8), dtypes=["float32"], **more)
+
+
+def _extremes(spec, seed=0, level="quick"):
+    context = StageContext.of(spec, "float32", seed=seed, level=level)
+    return [case.values for case in stages.extremes.cases(context)], context
+
+
+def test_of_a_dear_reference_each_input_has_a_large_extreme_another_one_for_each_seed():
+    of_seeds = []
+    for seed in range(3):
+        chosen, context = _extremes(_scanned(), seed)
+        finite = dict(values[0] for values in chosen if len(values) == 1 and values[0][1] != "nan")
+        assert list(finite) == ["x", "decay", "bias"]
+        assert set(finite.values()) == {"mean", "-mean", "1e4"}
+        assert [values for values in chosen if values[0][1] == "nan"] == [((n, "nan"),) for n in finite]
+        assert context.left_out == {"finite extremes": (3, 15)}
+        of_seeds.append(finite)
+    assert len({finite["decay"] for finite in of_seeds}) == 3
+    assert len(_extremes(_scanned(), level="full")[0]) > 3 * 8  # nothing is left out there
+    assert len(_extremes(_spec(_norm))[0]) == 6  # nor of what is cheap
+
+
+def test_what_overflows_is_found_beside_a_dear_reference():
+    def naive(x, decay, bias):
+        large = torch.exp(decay)
+        return _scan(x, torch.log(large / (1 + large)) - torch.log1p(-large / (1 + large)), bias)
+
+    report = rg.verify(_scanned(naive), level="quick", only=["extremes"])
+    assert {f.case.values[0][0] for f in report.findings} == {"decay"}
+    assert rg.verify(_scanned(), level="quick", only=["extremes", "layouts"])

@@ -11,6 +11,7 @@ _MEAN = 1e4
 CELLS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 KINK = "kink"  # elements at points without a derivative: needs the reference, so the workbench makes it
 NAMES = ("nan", "mean", "-mean", "1e4", "zero", "1e-6", "inf", "-inf", "constant", "100", "1e-3", "max/4")
+LARGE = ("mean", "-mean", "1e4", "100", "max/4")
 UNTRACKED = frozenset({*CELLS, KINK})  # of these nobody asks which numbers adding up meets
 # Every element of whole numbers or of a mask: nothing is selected, all is ignored, all go to one place. Of other
 # numbers with a range every element in this share of it: what is special about an end may be a small part of the whole.

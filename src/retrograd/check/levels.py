@@ -23,6 +23,7 @@ class Budget:
         combinations: of parameters, beyond which those that cover every pair of values stand for all.
         configurations: of autotuned kernels, beside the first.
         elements: that all operators of the reference may make together in a case of the shapes stage.
+        work: of the reference in the cases of a sweep together, each run counted once, in such elements (`cost.work`).
     """
 
     noise_runs: int
@@ -36,6 +37,7 @@ class Budget:
     combinations: int
     configurations: int
     elements: int
+    work: int
 
 
 BUDGETS = {
@@ -51,6 +53,7 @@ BUDGETS = {
         combinations=12,
         configurations=3,
         elements=1 << 21,
+        work=1 << 25,
     ),
     "full": Budget(
         noise_runs=8,
@@ -64,6 +67,7 @@ BUDGETS = {
         combinations=64,
         configurations=63,
         elements=1 << 25,
+        work=1 << 40,
     ),
 }
 

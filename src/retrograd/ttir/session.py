@@ -99,6 +99,7 @@ class Session:
         self._last: Memory | None = None
         self._configuration, self._tuned_kernel = configuration, tuned_kernel
         self._tuned = self._compiling = False
+        self._tuning = ""  # the autotuned kernel that is launched
         self._choices = triton_autotuning.ChosenConfigurations(self._start)
         self.configurations, self.chosen = self._choices.known, self._choices.latest
         self._trial: _Snapshot | None = None
@@ -234,7 +235,7 @@ class Session:
         """A launch of an autotuned kernel begins."""
         if not works(triton_autotuning.TUNING):
             return proceed()
-        self._tuned = False
+        self._tuned, self._tuning = False, triton_autotuning.kernel_name(launch.function)
         return self._choices.launch(launch.function, proceed)
 
     def _start(self, name: str, configs: list[Any]) -> int:
@@ -247,7 +248,7 @@ class Session:
         """
         if self._tuned or self._trial is not None:
             return
-        if not self.trials:
+        if not (self.trials and self._tuned_kernel in ("", self._tuning)):  # the others are tried where all are
             self._compiling = True
             try:
                 call()  # raises where it does not compile, and the autotuner goes on to the next

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from retrograd.check import extreme_values, tolerance
-from retrograd.check.case_sharding import shard
 from retrograd.check.draws import SAME_DRAW, alike
-from retrograd.check.inputs import param_cases
 from retrograd.check.op_runner import OpRun
 from retrograd.check.operators import EXTREMA
 from retrograd.check.own_mistakes import may_refuse
@@ -24,11 +22,10 @@ from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.check.stages._extreme_cases import bounded, cases, unbounded
 from retrograd.check.stages._numbers_beside import judge_numbers
 from retrograd.check.tensor_comparison import first_index
 
-# Another dtype differs in its range: what is about the formula is asked in the first one.
-_OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
 # What is in place of an infinity, to see where things tend to; exp of the last is still a number of float64.
 _FAR = (32.0, 128.0, 512.0)
 
@@ -316,67 +313,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     return out
 
 
-def _unbounded(spec: OpSpec) -> tuple[str, ...]:
-    """The inputs that may hold anything: those the spec names, else the described ones without a range."""
-    if spec.extremes is not None:
-        return spec.extremes
-    return tuple(name for name, tensor in spec.tensors.items() if tensor.high is None and tensor.differentiable)
-
-
-def _bounded(spec: OpSpec) -> tuple[str, ...]:
-    """The described inputs with a range, masks among them: all elements may be at one end of it."""
-    return tuple(name for name, tensor in spec.tensors.items() if tensor.high is not None or tensor.dtype == "bool")
-
-
-def _ends(spec: OpSpec, name: str) -> tuple[str, ...]:
-    return extreme_values.EVERY_END if spec.tensors[name].floating else extreme_values.ENDS
-
-
-def cases(context: StageContext) -> list[Case]:
-    """Every extreme of every such input; at level quick the ones that find most. In the first dtype ends of ranges.
-
-    There, too, one mean in all inputs at once, judged where it changes nothing: what differences of two inputs lose of
-    it no single one shows; and each extreme meets further combinations of parameters, one after the other in turn.
-    """
-    every = [((name, extreme),) for name, extreme in _shared(context)]
-    if first := context.runner.dtype == context.spec.dtypes[0]:
-        every += [((name, end),) for name in _bounded(context.spec) for end in _ends(context.spec, name)]
-        together = _unbounded(context.spec)
-        every += [tuple((name, "mean") for name in together)] if len(together) > 1 else []
-    others = param_cases(context.spec, context.base, context.budget.combinations)[1:] if first else []
-    turns = min(context.budget.crossed, len(others))
-    crossed = [
-        (others[(turn + number * turns) % len(others)], values)
-        for number, values in enumerate(every)
-        for turn in range(turns)
-    ]
-    return [case.but(values=values) for case, values in [*((context.base, v) for v in every), *crossed]]
-
-
-def _shared(context: StageContext) -> list[tuple[str, str]]:
-    """The extremes of floating inputs in this dtype.
-
-    Where a NaN goes is asked in one of the dtypes; of finite extremes the dtypes after the first take a share each:
-    only their range is another.
-    """
-    names = extreme_values.NAMES[: context.budget.extremes]
-    others = [d for d in context.dtypes if d != context.spec.dtypes[0]]
-    if context.runner.dtype in others:
-        names = tuple(n for n in names if n in _OTHER_DTYPES)
-    every = [
-        (name, extreme)
-        for name in _unbounded(context.spec)
-        for extreme in names
-        if extreme not in extreme_values.CELLS or name not in context.spec.finite
-    ]
-    finite = [e for e in every if e[1] not in extreme_values.CELLS]
-    mine = shard(context, finite, "finite extremes of all dtypes but the first", others)
-    mine += shard(context, [e for e in every if e not in finite], "cells that are not finite")
-    return [e for e in every if e in mine]
-
-
 def _applies(spec: OpSpec) -> str:
-    if _unbounded(spec) or _bounded(spec):
+    if unbounded(spec) or bounded(spec):
         return ""
     return "no input is known to take any value; name those that do: extremes=('x',)"
 

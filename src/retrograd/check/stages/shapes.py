@@ -119,7 +119,7 @@ def cases(context: StageContext) -> list[Case]:
     chosen = dict.fromkeys([*in_turn[:most], *always, *beside[: most // 3], *alike[: most // 3]])
     # The largest first: smaller ones need not be counted then.
     allowed = {case: context.cost.allows(context.runner, case) for case in sorted(chosen, key=_extent, reverse=True)}
-    cheap = [case for case in chosen if allowed[case]]
+    cheap = context.cost.afford(context.runner, [case for case in chosen if allowed[case]])
     context.ran("sizes", len(cheap), len(every))
     return cheap
 
