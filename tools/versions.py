@@ -46,7 +46,7 @@ TEXTS = (
     "tests/graph/test_read_jaxpr.py", "tests/graph/test_replaced_causes.py", "tests/graph/test_watch_lock.py",
 )  # fmt: skip
 # What says first that a release is different: the self-test of every mechanism that rests on private names. Of the
-# other files continuous integration runs another seventh each day, all of them in a week: a quarter took 7 to 10 minutes.
+# other files continuous integration runs another seventh each day, all in a week: a quarter took 7 to 10 minutes.
 DAILY = ("tests/compat", "tests/env", "tests/check/test_verify.py", "tests/cli/test_cli_targets.py")
 PARTS = 7
 # Those that take longest, most of the time of all, are dealt first, so that days are about as long.
