@@ -1,4 +1,4 @@
-"""What `verify` says of Triton ops of 18 libraries without a GPU, beside what was adjudicated before.
+"""What `verify` says of Triton ops of 23 libraries without a GPU, beside what was adjudicated before.
 
     python benchmarks/outside_triton/run.py --list
     pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
@@ -6,6 +6,8 @@
     pip install --target libs --no-deps trinix==0.1.4 triformer==3.0.7 torchnorm==0.1.2 lightning-attn==0.0.5 \\
         crossentropy-triton==0.1.2 accelerated-scan==0.3.1 adasplash==0.2.2 siglip-kernel==0.1.2 memeff==0.3.1 \\
         moe-ops==0.1.0 saga-activation==0.2.0 localcorr==0.1.1 mingru-scans==0.2.0
+    pip install --target libs --no-deps freesolo-chalk==0.5.7 flash-swiglu-mlp==0.4.3 gru-qat==0.5.0 \\
+        kernel-fun==0.2.0 orda-kernel==0.1.0
     MAMBA_SKIP_CUDA_BUILD=TRUE pip install --target libs --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
     PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.sqlite --libraries liger --dtypes float32
 
@@ -35,13 +37,14 @@ import torch  # noqa: E402
 from fla_modules import FLA  # noqa: E402
 from further import FURTHER  # noqa: E402
 from gems import CUT, GEMS  # noqa: E402
+from latest import LATEST  # noqa: E402
 from liger_attention import LIGER  # noqa: E402
 from others import OTHERS  # noqa: E402
 
 from retrograd.check.inputs import base_case, differentiable, draw  # noqa: E402
 from retrograd.check.spec import OpSpec  # noqa: E402
 
-LIBRARIES = {"liger": LIGER, "fla": FLA, "gems": GEMS, "cut": CUT, **OTHERS, **FURTHER}
+LIBRARIES = {"liger": LIGER, "fla": FLA, "gems": GEMS, "cut": CUT, **OTHERS, **FURTHER, **LATEST}
 
 
 def reference_error(spec: OpSpec) -> str:
