@@ -9,10 +9,10 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check import cost, stages
+from retrograd.check import cost
 from retrograd.check.levels import BUDGETS
 from retrograd.check.spec import dtype_name
-from retrograd.check.stages import StageContext
+from retrograd.check.stages import StageContext, extremes
 from retrograd.check.tensor_comparison import compare, profile
 from retrograd.check.tolerance import CONFIRM_RUNS
 
@@ -186,7 +186,7 @@ def _scanned(fn=_scan, **more):
 
 def _extremes(spec, seed=0, level="quick"):
     context = StageContext.of(spec, "float32", seed=seed, level=level)
-    return [case.values for case in stages.extremes.cases(context)], context
+    return [case.values for case in extremes.cases(context)], context
 
 
 def test_of_a_dear_reference_each_input_has_a_large_extreme_another_one_for_each_seed():
@@ -202,6 +202,25 @@ def test_of_a_dear_reference_each_input_has_a_large_extreme_another_one_for_each
     assert len({finite["decay"] for finite in of_seeds}) == 3
     assert len(_extremes(_scanned(), level="full")[0]) > 3 * 8  # nothing is left out there
     assert len(_extremes(_spec(_norm))[0]) == 6  # nor of what is cheap
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_of_many_inputs_without_a_gpu_every_other_extreme_has_other_parameters(count, monkeypatch):
+    monkeypatch.setattr(StageContext, "emulated", lambda self: True)
+    names = "abcd"[:count]
+    spec = rg.op(torch.add, torch.add, {name: rg.tensor("N") for name in names}, params=dict(eps=[1e-6, 1e-2, 1.0]))
+    cases = extremes.cases(StageContext.of(spec, "float32"))
+    singles = [case for case in cases if len(case.values) == 1]
+    chosen = [case.values[0] for case in singles]
+    if count < 4:
+        assert len(chosen) == 2 * len(set(chosen))
+        return
+    assert len(chosen) == len(set(chosen)) == 4 * 6
+    first = [case.values[0] for case in singles if dict(case.params)["eps"] == 1e-6]
+    assert len(first) == len(chosen) // 2
+    assert {name for name, _ in first} == {name for name, _ in set(chosen) - set(first)} == set(names)
+    assert {extreme for _, extreme in first} == {extreme for _, extreme in set(chosen) - set(first)}
+    assert {dict(case.params)["eps"] for case in cases} == {1e-6, 1e-2, 1.0}
 
 
 def test_what_overflows_is_found_beside_a_dear_reference():

@@ -11,6 +11,9 @@ from retrograd.check.stages._base import StageContext
 
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
+# Inputs of an op without a GPU from which on an extreme meets either the first parameters or others: of a norm with a
+# residual, all at both were 60 cases, and half of its time.
+_WIDE = 4
 _Values = tuple[tuple[str, str], ...]  # extremes of a case by input
 
 
@@ -43,18 +46,29 @@ def cases(context: StageContext) -> list[Case]:
         every += [tuple((name, "mean") for name in together)] if len(together) > 1 else []
     others = param_cases(context.spec, context.base, context.budget.combinations)[1:] if first else []
     turns = min(context.budget.crossed, len(others))
-    if (fewer := _dealt(context, every)) is not None:
-        return [(others[n % turns] if turns and n % 2 else context.base).but(values=v) for n, v in enumerate(fewer)]
+    chosen = _dealt(context, every)
+    wide = context.level == "quick" and context.emulated() and len(unbounded(context.spec)) >= _WIDE
+    if turns and (wide or chosen is not every):
+        return _alternating(context.base, others, chosen)
     crossed = [
         (others[(turn + number * turns) % len(others)], values)
-        for number, values in enumerate(every)
+        for number, values in enumerate(chosen)
         for turn in range(turns)
     ]
-    return [case.but(values=values) for case, values in [*((context.base, v) for v in every), *crossed]]
+    return [case.but(values=values) for case, values in [*((context.base, v) for v in chosen), *crossed]]
 
 
-def _dealt(context: StageContext, every: list[_Values]) -> list[_Values] | None:
-    """Where a reference takes long: one finite extreme of each input, by turns for each and seed; None for all.
+def _alternating(base: Case, others: list[Case], every: list[_Values]) -> list[Case]:
+    """Every other extreme at another combination of parameters, and of the next input the ones between."""
+    inputs = list(dict.fromkeys(values[0][0] for values in every))
+    return [
+        (others[number // 2 % len(others)] if (number + inputs.index(values[0][0])) % 2 else base).but(values=values)
+        for number, values in enumerate(every)
+    ]
+
+
+def _dealt(context: StageContext, every: list[_Values]) -> list[_Values]:
+    """All; where a reference takes long, of the finite ones one of each input, by turns for each and seed.
 
     What is finite needs a truth of its own, with the randomly rounded runs behind it: a recurrence of 33 steps has
     thousands of operators, and half a second goes by. More of each as long as there is work left to do.
@@ -65,7 +79,7 @@ def _dealt(context: StageContext, every: list[_Values]) -> list[_Values] | None:
             by_input.setdefault(values[0][0], []).append(values)
     count = sum(map(len, by_input.values()))
     if count <= len(by_input) or count <= (most := context.cost.truths(context.runner)):
-        return None
+        return every
     turned = [_turned(own, n + context.runner.seed) for n, own in enumerate(by_input.values())]
     rounds = [own[turn] for turn in range(max(map(len, turned))) for own in turned if turn < len(own)]
     chosen = rounds[: max(most, len(by_input))]
