@@ -67,7 +67,7 @@ _FLA = (
     "layer_norm", "rms_norm", "rms_norm_residual", "group_norm", "rms_norm_gated", "layer_norm_gated", "mamba_rms_norm",
     "l2norm", "swish", "logsigmoid_temperature", "swiglu", "powglu", "swiglu_linear", "causal_conv1d_swish",
     "token_shift", "rotary", "mean_pooling", "fused_kda_gate", "cross_entropy_z_loss", "fused_recurrent_linear_attn",
-    "fused_recurrent_hgrn",
+    "fused_recurrent_hgrn", "fused_recurrent_gla", "fused_recurrent_rwkv6",
 )  # fmt: skip
 
 
