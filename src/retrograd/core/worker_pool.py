@@ -163,9 +163,9 @@ class _Pool:
         self.workers.remove(worker)
         worker.process.terminate()
         worker.process.join(_END)
-        for end in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                end(worker.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.process.kill()  # one that had no group yet; nothing once it is joined, whose number may be another's
         worker.process.join()
         worker.connection.close()
 
