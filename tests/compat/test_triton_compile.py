@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from itertools import takewhile
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 
@@ -30,12 +30,20 @@ for line in sys.stdin:
             exec(json.loads(line), globals())
         except BaseException:
             traceback.print_exc(file=sys.stdout)
+            sys.stdout.flush()
+            os._exit(1)
         sys.stdout.flush()
         os._exit(0)
-    os.waitpid(child, 0)
-    print("-- ended", flush=True)
+    print("-- ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-ENDED = "-- ended"
+ENDED = "-- ended "
+
+
+def until_ended(output: IO[str]) -> Iterator[str]:
+    for line in output:
+        yield line
+        if line.startswith(ENDED):
+            return
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +56,22 @@ def said() -> Iterator[Callable[[str], str]]:
         def run(code: str) -> str:
             server.stdin.write(json.dumps(code) + "\n")
             server.stdin.flush()
-            lines = list(takewhile(lambda line: not line.startswith(ENDED), server.stdout))
+            *lines, end = until_ended(server.stdout)
+            assert end == f"{ENDED}0\n", "".join(lines)
             return "".join(lines).strip()
 
         yield run
         server.stdin.close()
+
+
+def test_code_that_fails_or_dies_is_not_taken_for_said(said) -> None:
+    for code, text in (
+        ("print('as wanted'); 1 / 0", "ZeroDivisionError"),
+        ("print('as wanted', flush=True); os.abort()", "as wanted"),
+    ):
+        with pytest.raises(AssertionError, match=text):
+            said(code)
+    assert said("print(registry.__name__)") == "retrograd.compat.registry"
 
 
 def test_every_part_works_here(said) -> None:
