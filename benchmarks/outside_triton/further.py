@@ -10,21 +10,20 @@ from itertools import accumulate
 import torch
 from fla_recurrences import _BETA, _DELTA, _GATES, _KEY, _Q, _SHORT, _V, FLA, _outer, _read, _unrolled, _zero_state
 from liger_attention import LIGER
-from specs import SINGLE, Registry, apply, of, softmax
+from specs import SINGLE, apply, of, registries, softmax
 from torch import Tensor
 
 import retrograd as rg
 
 _HALF = ("bfloat16",)
-FURTHER = {
-    short: Registry(library)
-    for short, library in {
+FURTHER = registries(
+    {
         "moe": "moe-ops==0.1.0",
         "saga": "saga-activation==0.2.0",
         "localcorr": "localcorr==0.1.1",
         "mingru": "mingru-scans==0.2.0",
-    }.items()
-}
+    }
+)
 
 # fla: recurrences.
 

@@ -12,21 +12,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from specs import SINGLE, Registry, of
+from specs import SINGLE, of, registries
 from torch import Tensor
 
 import retrograd as rg
 
-LATEST = {
-    short: Registry(library)
-    for short, library in {
+LATEST = registries(
+    {
         "chalk": "freesolo-chalk==0.5.7",
         "flashswiglu": "flash-swiglu-mlp==0.4.3",
         "gru": "gru-qat==0.5.0",
         "kernelfun": "kernel-fun==0.2.0",
         "orda": "orda-kernel==0.1.0",
-    }.items()
-}
+    }
+)
 CHALK, SWIGLU, GRU, KERNELFUN, ORDA = LATEST.values()
 _MATRIX, _ROW = rg.tensor("M", "N"), rg.tensor("N")
 

@@ -46,6 +46,11 @@ class Registry:
         self.specs[name] = rg.op(function, reference, inputs, name=name, dtypes=dtypes, **more)
 
 
+def registries(libraries: Mapping[str, str]) -> dict[str, Registry]:
+    """Empty registries by the short names of libraries."""
+    return {short: Registry(library) for short, library in libraries.items()}
+
+
 def of(module: str, name: str) -> Callable[..., Any]:
     """A function of a library that is imported at its first call."""
 
