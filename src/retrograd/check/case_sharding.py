@@ -20,7 +20,7 @@ T = TypeVar("T")
 _MANY = 48
 # Inputs of an op from which on they are sharded likewise: sweeps grow with the inputs twice, in cases and in what one
 # costs. A norm with a residual (four) took 1.2 s for which 0.9 s are left, one without (two or three) takes 0.7 s.
-_WIDE = 4
+WIDE = 4
 
 
 def shard_cases(stage: Stage, context: StageContext, cases: list[Case]) -> list[Case]:
@@ -57,7 +57,7 @@ def _costly(context: StageContext) -> str:
         return "kernels run without a GPU" if context.emulated() else "a kernel is compiled for each"
     inputs = context.spec.inputs
     # Inputs that a function makes are not counted before there are any.
-    return "there are many inputs" if isinstance(inputs, Mapping) and len(inputs) >= _WIDE else ""
+    return "there are many inputs" if isinstance(inputs, Mapping) and len(inputs) >= WIDE else ""
 
 
 def _note(context: StageContext, label: str, why: str) -> None:

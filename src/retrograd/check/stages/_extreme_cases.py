@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrograd.check import extreme_values
-from retrograd.check.case_sharding import shard
+from retrograd.check.case_sharding import WIDE, shard
 from retrograd.check.inputs import param_cases
 from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec
@@ -11,9 +11,6 @@ from retrograd.check.stages._base import StageContext
 
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
-# Inputs of an op without a GPU from which on an extreme meets either the first parameters or others: of a norm with a
-# residual, all at both were 60 cases, and half of its time.
-_WIDE = 4
 _Values = tuple[tuple[str, str], ...]  # extremes of a case by input
 
 
@@ -47,7 +44,7 @@ def cases(context: StageContext) -> list[Case]:
     others = param_cases(context.spec, context.base, context.budget.combinations)[1:] if first else []
     turns = min(context.budget.crossed, len(others))
     chosen = _dealt(context, every)
-    wide = context.level == "quick" and context.emulated() and len(unbounded(context.spec)) >= _WIDE
+    wide = context.level == "quick" and context.emulated() and len(unbounded(context.spec)) >= WIDE
     if turns and (wide or chosen is not every):
         return _alternating(context.base, others, chosen)
     crossed = [
@@ -59,7 +56,10 @@ def cases(context: StageContext) -> list[Case]:
 
 
 def _alternating(base: Case, others: list[Case], every: list[_Values]) -> list[Case]:
-    """Every other extreme at another combination of parameters, and of the next input the ones between."""
+    """Every other extreme at another combination of parameters, and of the next input the ones between.
+
+    Of a norm with a residual, all at both were 60 cases, and half of its time.
+    """
     inputs = list(dict.fromkeys(values[0][0] for values in every))
     return [
         (others[number // 2 % len(others)] if (number + inputs.index(values[0][0])) % 2 else base).but(values=values)
