@@ -8,32 +8,33 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from retrograd.compat.registry import part, works
 
-_FORMAT = 1  # to be counted up where other passes are run on what the frontend gives
+_FORMAT = 2  # to be counted up where other passes are run on what the frontend gives
 
 
 class _Unkeyed(Exception):
     """A kernel reads something that has no text of its own."""
 
 
-def frontend_key(source: Any, target: Any, options: Any) -> str | None:
+def frontend_key(source: Any, target: Any, options: Any, without: Container[str] = ()) -> str | None:
     """A key of the code that Triton's frontend makes; None where it cannot be told, and the code is not to be kept.
 
     Args:
         source: an ASTSource: function, signature, constants and attributes.
         target: the GPU, as a GPUTarget.
         options: of the compiler, a dataclass.
+        without: names of options that are not in the key.
     """
-    return _key(source, target, options) if works(KEY) else None
+    return _key(source, target, options, without) if works(KEY) else None
 
 
-def _key(source: Any, target: Any, options: Any) -> str | None:
+def _key(source: Any, target: Any, options: Any, without: Container[str] = ()) -> str | None:
     from triton import knobs
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
@@ -48,7 +49,7 @@ def _key(source: Any, target: Any, options: Any) -> str | None:
             repr(list(source.signature.items())),
             *(f"{path}: {_text(value)}" for path, value in sorted(source.constants.items())),
             repr(sorted(source.attrs.items())),
-            *(f"{name}={_text(value)}" for name, value in sorted(vars(options).items())),
+            *(f"{name}={_text(value)}" for name, value in sorted(vars(options).items()) if name not in without),
         ]
     except _Unkeyed:
         return None

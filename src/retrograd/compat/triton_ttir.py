@@ -21,6 +21,9 @@ from retrograd.compat.triton_launch import is_unheard, unheard
 
 # The passes rewrite descriptors to pointers for GPUs before sm_90; nothing else of TTIR depends on the number.
 _WITHOUT_DESCRIPTORS = 80
+_LATER_OPTIONS = frozenset({"num_warps", "num_stages", "maxnreg"})
+# In place of a text, under the key without these options.
+_READS_LATER_OPTIONS = "// depends on num_warps, num_stages or maxnreg"
 
 
 @dataclass(eq=False)
@@ -161,9 +164,9 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None],
         warmup = bool(named.get("warmup", rest and rest[0]))
         if not is_unheard() and any(told(self, key, source, target, options, warmup) for told in _TOLD):
             return None
-        name = frontend_key(source, target, options)
-        make = functools.partial(_ttir, source, target, backend, options)
-        kernels[key] = LaunchedKernel(self, make() if name is None else keep(name, make), signature, options)
+        source = self.ASTSource(self, signature, constexprs, _unaligned(attrs))
+        text = _kept_ttir(source, target, backend, options, keep)
+        kernels[key] = LaunchedKernel(self, text, signature, options)
         return kernels[key]
 
     holder.set_active(driver)
@@ -175,6 +178,46 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None],
         _EXECUTE.remove(execute)
         JITFunction._do_compile = compile_stock
         holder.set_active(previous)  # pyright: ignore[reportArgumentType]
+
+
+class _NotedOptions:
+    """Options of the compiler that note whether anybody reads one of those that only later passes should need."""
+
+    def __init__(self, options: Any) -> None:
+        self.stock, self.read = options, False
+
+    def __getattr__(self, name: str) -> Any:
+        self.read |= name in _LATER_OPTIONS
+        return getattr(self.stock, name)
+
+
+def _kept_ttir(source: Any, target: Any, backend: Any, options: Any, keep: Keep) -> str:
+    """The text, by a key without _LATER_OPTIONS unless the frontend reads one of them for this kernel.
+
+    Configurations of autotuned kernels often differ in these alone: of 354 texts for ten ops of fla 77 were another's.
+    """
+
+    def make() -> str:
+        noted = _NotedOptions(options)
+        text = _ttir(source, target, backend, noted)
+        return _READS_LATER_OPTIONS if noted.read else text
+
+    name = frontend_key(source, target, options, without=_LATER_OPTIONS)
+    text = _READS_LATER_OPTIONS if name is None else keep(name, make)
+    if text != _READS_LATER_OPTIONS:
+        return text
+    name = frontend_key(source, target, options)
+    make_for_these = functools.partial(_ttir, source, target, backend, options)
+    return make_for_these() if name is None else keep(name, make_for_these)
+
+
+def _unaligned(attrs: dict[Any, Any]) -> dict[Any, Any]:
+    """Attributes of arguments but for what divides them: it stands in the text and decides nothing before TTGIR.
+
+    With it 488 kernels that `verify` compiled for ten ops of fla were 277 different ones.
+    """
+    rest = {path: [pair for pair in pairs if pair[0] != "tt.divisibility"] for path, pairs in attrs.items()}
+    return {path: pairs for path, pairs in rest.items() if pairs}
 
 
 def _ttir(source: Any, target: Any, backend: Any, options: Any) -> str:
