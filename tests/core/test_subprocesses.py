@@ -104,6 +104,15 @@ def test_silence_is_a_hang_and_says_where_if_it_is_asked(messages, dump):
     assert ("in stuck" in child.output()) is dump
 
 
+def test_the_thread_that_died_is_shown_before_others():
+    code = "import os, threading, time\n"
+    code += "for _ in range(8):\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    code += "\ndef fall():\n    os.abort()\n\nfall()"
+    with python(code) as child:
+        assert child.wait(60) == "killed by SIGABRT"
+    assert "in fall" in child.output()
+
+
 def test_more_memory_than_it_may_hold(messages):
     with python(f"held = bytearray(200_000_000); {FOREVER}") as child:
         assert child.follow(messages, lambda words: False, lambda: 60, memory=150_000_000) == "memory"

@@ -19,7 +19,7 @@ JOB = Path(__file__).with_name("job.py")
 
 def check(case: str, *options: str) -> tuple[int, str]:
     """Exit code and output."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, "-m", "retrograd", "fsdp", "check", *options, "--", *torchrun, str(JOB), *case.split()]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": "0"}
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)

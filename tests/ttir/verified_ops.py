@@ -73,7 +73,8 @@ def multiply(a, b, precision, factor=1.0):
     c = a.new_empty(len(a), b.shape[1])
     if c.numel():
         grid = (triton.cdiv(c.shape[0], 16), triton.cdiv(c.shape[1], 16))
-        product_kernel[grid](a, b, c, *c.shape, a.shape[1], FACTOR=factor, PRECISION=precision, BLOCK=16)
+        with torch.cuda.device_of(c):  # does nothing to tensors on the CPU
+            product_kernel[grid](a, b, c, *c.shape, a.shape[1], FACTOR=factor, PRECISION=precision, BLOCK=16)
     return c
 
 

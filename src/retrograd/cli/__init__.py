@@ -6,6 +6,7 @@ import importlib
 
 import click
 
+import retrograd
 from retrograd.cli._groups import CommandGroup
 from retrograd.cli._output import INTERRUPTED, whole_output
 from retrograd.errors import RetrogradError
@@ -52,7 +53,16 @@ Examples:
 """
 
 
+def _say_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        click.echo(f"retrograd {retrograd.__version__}")
+        context.exit()
+
+
 @click.group(cls=_Commands, epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="retrograd", message="retrograd %(version)s")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_say_version,
+    help="Show the version and exit.",
+)  # fmt: skip
 def main() -> None:
     """Prove the backward pass of a PyTorch op, or find what is wrong with it."""

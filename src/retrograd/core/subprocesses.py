@@ -133,7 +133,9 @@ class Child:
         if not dumps:
             return "\n".join(lines)[-2000:].strip()
         frames = [line for line in lines[dumps[-1] :] if line.strip()]
-        return "\n".join(frames[:_FRAMES])
+        # Other threads may come first, one of autograd for each GPU among them, which have no frames to show.
+        current = next((at for at, line in enumerate(frames) if line.startswith("Current thread")), 1)
+        return "\n".join([*frames[:1], *frames[current:], *frames[1:current]][:_FRAMES])
 
     def _drain(self, pipe: Any) -> None:
         with contextlib.suppress(OSError, ValueError):

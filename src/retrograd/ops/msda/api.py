@@ -53,7 +53,8 @@ def ms_deform_attn(
             attention_weights [B, Q, H, sum(P_l)].
         deterministic: Add the gradient of value in a fixed order: the same bits every time. False may add
             atomically on a GPU. None is what torch.are_deterministic_algorithms_enabled() says. On CPU the order
-            is fixed anyway, and so are all other results everywhere.
+            is fixed anyway, and so are all other results everywhere. A GPU may add in another order where
+            spatial_shapes is a tensor on it than where the host knows the sizes.
         impl: "triton", "cuda" (CUDA C++ for GPUs of compute capability 9 and 10, compiled by NVRTC when first used, C
             a power of two up to 128), both without float64; "native" (C++ on CPU, compiled when first used); "torch".
             None: on a GPU cuda or triton, whichever computes such sizes and is the faster one; native on CPU where a
