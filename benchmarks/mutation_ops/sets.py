@@ -68,6 +68,7 @@ _FLA = (
     "l2norm", "swish", "logsigmoid_temperature", "swiglu", "powglu", "swiglu_linear", "causal_conv1d_swish",
     "token_shift", "rotary", "mean_pooling", "fused_kda_gate", "cross_entropy_z_loss", "fused_recurrent_linear_attn",
     "fused_recurrent_hgrn", "fused_recurrent_gla", "fused_recurrent_rwkv6",
+    "chunk_retention", "chunk_simple_gla", "parallel_attn", "parallel_forgetting_attn", "parallel_based_normalised",
 )  # fmt: skip
 
 

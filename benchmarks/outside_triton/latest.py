@@ -1,4 +1,4 @@
-"""Specs of ops of five packages that nobody had run here, as they came: freesolo-chalk, flash-swiglu-mlp, gru-qat, ...
+"""Specs of ops of seven packages that nobody had run here, as they came: freesolo-chalk, gru-qat, mlstm-kernels, ...
 
 Each ran without a GPU at first sight. Formulas are our own.
 """
@@ -6,7 +6,8 @@ Each ran without a GPU at first sight. Formulas are our own.
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -24,9 +25,11 @@ LATEST = registries(
         "gru": "gru-qat==0.5.0",
         "kernelfun": "kernel-fun==0.2.0",
         "orda": "orda-kernel==0.1.0",
+        "mlstm": "mlstm-kernels==2.0.6",
+        "lasp": "lasp==0.0.1",
     }
 )
-CHALK, SWIGLU, GRU, KERNELFUN, ORDA = LATEST.values()
+CHALK, SWIGLU, GRU, KERNELFUN, ORDA, MLSTM, LASP = LATEST.values()
 _MATRIX, _ROW = rg.tensor("M", "N"), rg.tensor("N")
 
 
@@ -212,3 +215,79 @@ ORDA.add(
     dtypes=SINGLE,
     surrogate=True,
 )
+
+
+def _mlstm(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *, sigmoid: bool = False, normalised: bool = True,
+    whole: bool = False,
+) -> Tensor:  # fmt: skip
+    """[B, H, S, K or V], gates [B, H, S]. The backward of these takes what it divides by for a constant, but `whole`.
+
+    A norm behind it makes that right, as it asks for no scale.
+    """
+    sums = F.logsigmoid(f).cumsum(-1)
+    decay = sums[..., :, None] - sums[..., None, :] + (F.logsigmoid(i) if sigmoid else i)[..., None, :]
+    earlier = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+    decay = torch.where(earlier, decay, -torch.inf)  # [B, H, S, S]
+    largest = torch.zeros((), dtype=q.dtype) if sigmoid else decay.max(-1, keepdim=True).values
+    largest = largest if whole else largest.detach()
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5 * (decay - largest).exp()
+    if not normalised:
+        return scores @ v
+    size = torch.maximum(scores.sum(-1, keepdim=True).abs(), (-largest).exp())
+    return scores / ((size if whole else size.detach()) + 1e-6) @ v
+
+
+def _of_mlstm(kernel: str, **options: Any) -> Callable[..., Tensor]:
+    def call(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+        function = import_module("mlstm_kernels.torch").get_mlstm_kernel(kernel)
+        return function(q=q, k=k, v=v, i=i, f=f, autocast_kernel_dtype=q.dtype, **options)
+
+    return call
+
+
+_KEYS, _VALUES, _GATES = rg.tensor("B", "H", "S", "K"), rg.tensor("B", "H", "S", "V"), rg.tensor("B", "H", "S")
+_MIXED = dict(q=_KEYS, k=_KEYS, v=_VALUES, i=_GATES, f=rg.tensor("B", "H", "S", low=-2.0, high=6.0))
+_CHUNKS = dict(B=[2, 1], H=[2, 1, 3], S=[64, 128], K=[32, 16, 64], V=[32, 16, 64])  # what is no whole chunk is refused
+_OPTIONS: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
+    ("mlstm_xl_chunk", "chunkwise--triton_xl_chunk", {}, {}),
+    ("mlstm_limit_chunk", "chunkwise--triton_limit_chunk", {}, {}),
+    ("mlstm_limit_chunk_whole", "chunkwise--triton_limit_chunk", {}, dict(whole=True)),
+    ("mlstm_siging", "chunkwise--triton_xl_chunk_siging", {}, dict(sigmoid=True)),
+    (
+        "mlstm_siging_plain", "chunkwise--triton_xl_chunk_siging", dict(normalize=False),
+        dict(sigmoid=True, normalised=False),
+    ),
+)  # fmt: skip
+for name, kernel, options, formula in _OPTIONS:
+    exact = bool(formula.get("whole")) or not formula.get("normalised", True)
+    function = _of_mlstm(kernel, chunk_size=64, **options)
+    MLSTM.add(name, function, partial(_mlstm, **formula), _MIXED, sizes=_CHUNKS, surrogate=not exact)
+MLSTM.add(
+    "mlstm_limit_headdim",
+    _of_mlstm("parallel--triton_limit_headdim"),
+    _mlstm,
+    _MIXED | dict(v=_KEYS),
+    sizes=dict(B=[2, 1], H=[2, 1, 3], S=[64, 128], K=[32, 64]),
+    surrogate=True,
+)
+
+
+def _decayed(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> Tensor:
+    """Causal q k v, by exp(-s) less a step; [B, H, T, D], s [H]."""
+    steps = torch.arange(q.shape[2], device=q.device)
+    apart = (steps[:, None] - steps).clamp_min(0)
+    return ((q @ k.mT).tril() * (-s[:, None, None] * apart).exp()) @ v
+
+
+_LASP_KEYS, _LASP_VALUES = rg.tensor("B", "H", "T", "D"), rg.tensor("B", "H", "T", "E")
+LASP.add(
+    "lasp_lightning_attention",
+    of("lasp.lightning_attention", "lightning_attn"),
+    _decayed,
+    dict(
+        q=_LASP_KEYS, k=_LASP_KEYS, v=_LASP_VALUES,
+        s=rg.tensor("H", low=0.01, high=0.5, grad=False, dtype="float32"),
+    ),
+    sizes=dict(B=[2, 1], H=[2, 1, 3], T=[70, 64, 128, 33], D=[32, 16, 64], E=[32, 16, 64]),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `verify` says of Triton ops of 23 libraries without a GPU, beside what was adjudicated before.
+"""What `verify` says of Triton ops of 25 libraries without a GPU, beside what was adjudicated before.
 
     python benchmarks/outside_triton/run.py --list
     pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
@@ -7,7 +7,7 @@
         crossentropy-triton==0.1.2 accelerated-scan==0.3.1 adasplash==0.2.2 siglip-kernel==0.1.2 memeff==0.3.1 \\
         moe-ops==0.1.0 saga-activation==0.2.0 localcorr==0.1.1 mingru-scans==0.2.0
     pip install --target libs --no-deps freesolo-chalk==0.5.7 flash-swiglu-mlp==0.4.3 gru-qat==0.5.0 \\
-        kernel-fun==0.2.0 orda-kernel==0.1.0
+        kernel-fun==0.2.0 orda-kernel==0.1.0 mlstm-kernels==2.0.6 lasp==0.0.1
     MAMBA_SKIP_CUDA_BUILD=TRUE pip install --target libs --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
     PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.sqlite --libraries liger --dtypes float32
 

@@ -255,6 +255,29 @@ def test_a_nan_leaves_what_other_rows_may_be_off_as_it_is():
     assert float((sigmas[1] / want.abs())[here].median()) < 0.01  # a mistake of a tenth is none
 
 
+@pytest.mark.parametrize(("turns", "share"), [(False, 0.5), (True, 0.9)])
+def test_pairs_in_tf32_stay_apart_if_asked(turns, share):
+    """A product over itself, some operators on: 1 where it is the same one."""
+
+    def over_itself(a, b):
+        y = ((a @ b) * 1.5).neg().mul(2.0).neg().mul(3.0).neg().mul(4.0)
+        return y / y.abs().detach()
+
+    def asking(a, b):  # for a value, so that runs are made in turn
+        return over_itself(a, b) if float(a.detach().sum()) else a @ b
+
+    function = asking if turns else over_itself
+    spec = rg.op(function, function, dict(a=rg.tensor(40, 16), b=rg.tensor(16, 8)))
+    runner = OpRunner(spec, "float32", 0, "cpu")
+    reference = replace(runner.reference(base_case(spec, "float32")), tf32=True)
+    together, apart = (
+        truth_of(replace(reference, apart=apart), 6).spread(24).sigma["out"].mean() for apart in (False, True)
+    )
+    assert together < share * apart
+    # Two products of 16 terms whose factors lack up to 2^-10 each, beside a sum of random signs that is four of them.
+    assert 2.0**-13 < apart < 2.0**-7
+
+
 @pytest.mark.parametrize("far", [0.0, 1.0])
 def test_what_is_no_number_in_both_says_nothing_of_how_near_two_runs_are(far):
     generator = torch.Generator().manual_seed(0)

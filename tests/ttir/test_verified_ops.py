@@ -11,6 +11,7 @@ from test_races import in_a_process
 
 from retrograd import codegen
 from retrograd.check import cpu_kernels
+from retrograd.check.op_runner import OpRunner
 from retrograd.compat.triton_launch import around_launches
 
 verified_ops = pytest.importorskip("verified_ops", reason="needs Triton")
@@ -54,8 +55,9 @@ def test_products_have_the_error_of_what_they_multiply(rows, precision):
 def test_kernels_that_a_gpu_runs_have_the_error_of_what_they_multiply():
     if not torch.cuda.is_available():
         pytest.skip("kernels run on a CUDA device")
-    verdicts = dict.fromkeys(["product 1.0 tf32", "product 1.0 ieee", "mixture 1.0", "decayed"], "proved")
-    verdicts |= dict.fromkeys(["product 1.03 tf32", "product 1.0005 ieee"], "finding")
+    right = ["product 1.0 tf32", "product 1.0 ieee", "mixture 1.0", "decayed", "linear attention 1.0"]
+    verdicts = dict.fromkeys(right, "proved")
+    verdicts |= dict.fromkeys(["product 1.03 tf32", "product 1.0005 ieee", "linear attention 1.03"], "finding")
     rows = in_a_process(HERE / "verified_ops.py", "cuda", *verdicts)
     assert {row["name"]: row["verdict"] for row in rows} == verdicts, rows
 
@@ -100,6 +102,42 @@ def test_what_cancels_in_tf32_leaves_what_its_terms_were_rounded_by(rows):
 def test_so_it_does_where_runs_of_the_reference_cannot_be_made_at_once(rows):
     assert rows["attention 1.0"]["verdict"] == "proved", rows["attention 1.0"]
     assert any("grad q[" in text for _, _, text in rows["attention 1.1"]["findings"]), rows["attention 1.1"]
+
+
+def test_what_a_formula_uses_twice_may_be_computed_twice_in_tf32(rows):
+    """Where a product nearly cancels, the two are shares of it apart; right with float32's factors is what shows it."""
+    assert rows["linear attention 1.0"]["verdict"] == "proved", rows["linear attention 1.0"]
+    assert any("grad q is 1.0" in text for _, _, text in rows["linear attention 1.03"]["findings"])
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_tf32_can_be_left_out_for_once(precision):
+    a, b = (torch.randn(16, 16, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    with cpu_kernels.executed("cpu", {}), cpu_kernels.session():
+        plain = verified_ops.multiply(a, b, precision)
+        with cpu_kernels.exact_factors() as possible:
+            exact = verified_ops.multiply(a, b, precision)
+        again = verified_ops.multiply(a, b, precision)
+    assert possible
+    assert torch.equal(again, plain)
+    assert torch.equal(plain, exact) is (precision == "ieee")
+    assert float((exact - a.double() @ b.double()).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "tf32"), ("cuda", "tf32"), ("cpu", "ieee")])
+def test_so_it_can_on_the_cpu_for_a_gpu(device, precision):
+    spec = verified_ops.OPS[f"product 1.0 {precision}"]
+    runner = OpRunner(spec, "float32", 0, "cpu")
+    with cpu_kernels.executed("cpu", {}):
+        plain = runner.run(runner.base)
+        # Of a GPU nothing is asked but what its kernels multiplied in.
+        asked = runner if device == "cpu" else OpRunner(spec, "float32", 0, device, _tf32=True)
+        exact = asked.with_exact_factors(runner.base)
+    assert (exact is None) is (precision == "ieee")
+    if exact is not None:
+        a, b = (exact.inputs[name].detach().double() for name in "ab")
+        far, near = (float((run.outs["out"].detach() - a @ b).abs().max()) for run in (plain, exact))
+        assert near < 1e-5 < far
 
 
 def test_scores_by_elements_beside_a_product_of_matrices_allow_for_tf32(rows):

@@ -149,6 +149,33 @@ def attended(factor: float) -> Any:
     return Attention.apply
 
 
+def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Scores divided by the size of their sum, which a norm behind it makes a constant; some operators lie between."""
+    scores = (q[None, None] @ k.mT[None, None] * q.shape[-1] ** -0.5).neg().mul(1.5).neg()
+    return (scores @ v / scores.sum(-1, keepdim=True).abs().detach())[0, 0]
+
+
+def linearly_attended(factor: float) -> Any:
+    """`linear_attention` by products in tf32 with the sum of all keys, and with the sum of keys times values."""
+
+    class LinearAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            ctx.save_for_backward(q, k, v, size := multiply(q, k.sum(0, keepdim=True).mT, "tf32").abs())
+            return multiply(q, multiply(k.mT, v, "tf32"), "tf32") / size
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, do):
+            q, k, v, size = ctx.saved_tensors
+            do = do / size
+            ds = multiply(do, v.mT, "tf32")
+            dv = multiply(multiply(k, q.mT, "tf32"), do, "tf32")
+            return multiply(ds, factor * k, "tf32"), multiply(ds.mT, q, "tf32"), dv
+
+    return LinearAttention.apply
+
+
 def attention_by_element(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """`attention` whose scores are no product of matrices by name, beside one that is."""
     return mixture((q[:, None] * k).sum(-1), v)
@@ -234,15 +261,19 @@ OPS |= {
 
 SHARES = dict(s=rg.tensor("M", "M"), v=rg.tensor("M", "N"))
 HEADS = dict(q=rg.tensor("M", "K"), k=rg.tensor("M", "K", scale=0.3), v=rg.tensor("M", "N"))
+TO_ONE_KEY = dict(q=rg.tensor("M", "K"), k=rg.tensor(1, "K"), v=rg.tensor(1, "N"))
+TOKENS = dict(M=[1, 2, 40], K=[16, 32], N=[16, 32])
+OPS |= {f"attention {f}": rg.op(attended(f), attention, HEADS, sizes=TOKENS) for f in (1.0, 1.1)}
+OPS |= {f"attention by element {f}": rg.op(attended(f), attention_by_element, HEADS, sizes=TOKENS) for f in (1.0, 1.1)}
 OPS |= {
-    f"attention {f}": rg.op(attended(f), attention, HEADS, sizes=dict(M=[1, 2, 40], K=[16, 32], N=[16, 32]))
-    for f in (1.0, 1.1)
-}
-OPS |= {
-    f"attention by element {f}": rg.op(
-        attended(f), attention_by_element, HEADS, sizes=dict(M=[1, 2, 40], K=[16, 32], N=[16, 32])
+    f"linear attention {f}": rg.op(
+        linearly_attended(f),
+        linear_attention,
+        TO_ONE_KEY,
+        sizes=dict(M=[300, 2], K=[16, 32], N=[16, 32]),
+        surrogate=True,
     )
-    for f in (1.0, 1.1)
+    for f in (1.0, 1.03)
 }
 OPS |= {f"mixture {f}": rg.op(mixed(f), mixture, SHARES, sizes=dict(M=(1, 40), N=[16, 64])) for f in (1.0, 1.03)}
 

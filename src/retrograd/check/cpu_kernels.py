@@ -130,6 +130,19 @@ def tf32() -> bool:
     return any(run.tf32 for run in _SESSIONS) or any(any(seen.values()) for seen in _ON_GPU)
 
 
+@contextmanager
+def exact_factors() -> Iterator[bool]:
+    """Inside, kernels that are executed here do not round float32 to tf32; False where none are."""
+    run = current()
+    if run is not None:
+        run.exact_factors = True
+    try:
+        yield run is not None
+    finally:
+        if run is not None:
+            run.exact_factors = False
+
+
 def _noted(seen: dict[str, bool], launch: KernelLaunch, proceed: Proceed) -> Any:
     """Note whether a kernel that a GPU runs multiplies in tf32, by the hash of its code."""
     compiled = proceed()

@@ -13,10 +13,12 @@ _ANOTHER_RUN = 0.05
 class LastRun:
     """The randomly rounded run before the present one, where they are not made at once: its operands, and its factors.
 
-    A run takes of the one before what that had taken or computed, so that what differs between two lives on.
+    A run takes of the one before what that had taken or computed, so that what differs between two lives on; where they
+    are to stay `apart`, as in `Float64`, what that had computed itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart: bool = False) -> None:
+        self._apart = apart
         self._before: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self._now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
@@ -28,9 +30,9 @@ class LastRun:
         """An operand, or if it is `taken` what the last run had in its place."""
         known, now = self._before[0], self._now[0]
         other = known[len(now)] if taken and len(now) < len(known) else None
-        t = other if other is not None and other.shape == t.shape and near(other, t) else t
-        now.append(t.clone())  # it may be changed in place
-        return t
+        used = other if other is not None and other.shape == t.shape and near(other, t) else t
+        now.append((t if self._apart else used).clone())  # it may be changed in place
+        return used
 
     def factor(self, own: torch.Tensor) -> torch.Tensor:
         """A number that multiplies a whole product, the same as in the last run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +29,13 @@ from retrograd.check.reference import (
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
-from retrograd.errors import InterpreterError, MissingExtraError, SpecError, UnsupportedOperationError
+from retrograd.errors import (
+    InterpreterError,
+    MissingExtraError,
+    RetrogradError,
+    SpecError,
+    UnsupportedOperationError,
+)
 
 _KEPT = 8  # cases whose values are kept: a case is run some ten times in a row
 
@@ -186,6 +193,18 @@ class OpRunner:
         """Whether kernels of the op have multiplied float32 matrices in tf32, in which factors have 11 bits."""
         self._tf32 = self._tf32 or (self.dtype == "float32" and cpu_kernels.tf32())
         return self._tf32
+
+    def with_exact_factors(self, case: Case) -> OpRun | None:
+        """A run on the CPU whose kernels multiply float32 as it is, not rounded to tf32; None where there is none."""
+        if not self.tf32 or self.spec.random:
+            return None
+        on_cpu = self.device == "cpu"
+        runner = self if on_cpu else OpRunner(self.spec, self.dtype, self.seed, "cpu")
+        try:
+            with nullcontext() if on_cpu else cpu_kernels.executed("cpu"), cpu_kernels.exact_factors() as possible:
+                return runner.run(case) if possible else None
+        except (OpRaised, RetrogradError):
+            return None
 
     def reference(self, case: Case) -> Reference:
         """The reference at a case; it gets the values without their strides."""

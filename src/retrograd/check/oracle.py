@@ -334,17 +334,22 @@ class Oracle:
     _truths: dict[Any, dict[int, Truth]] = field(default_factory=dict)
     _intervals: dict[tuple[Case, bool], kinks.KinkInterval] = field(default_factory=dict)
 
-    def truth(self, case: Case, runs: int | None = None, order: DerivativeOrder = first_order) -> Truth:
-        """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
+    def truth(
+        self, case: Case, runs: int | None = None, order: DerivativeOrder = first_order, *, apart: bool = False
+    ) -> Truth:
+        """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs).
+
+        `apart`: as in `Float64`, of an op that multiplies in tf32.
+        """
         count = self.noise_runs if runs is None else runs
-        known = self._truths.setdefault((without_strides(case), order, self.runner.tf32), {})
+        known = self._truths.setdefault((without_strides(case), order, self.runner.tf32, apart), {})
         if count not in known:
             other = next(iter(known.values()), None)
-            known[count] = replace(other, runs=count) if other else self._truth(case, count, order)
+            known[count] = replace(other, runs=count) if other else self._truth(case, count, order, apart)
         return known[count]
 
-    def _truth(self, case: Case, runs: int, order: DerivativeOrder) -> Truth:
-        reference = self.runner.reference(case)
+    def _truth(self, case: Case, runs: int, order: DerivativeOrder, apart: bool) -> Truth:
+        reference = replace(self.runner.reference(case), apart=apart)
         known = None
         with may_refuse():  # as the run does that is made instead
             known = self.runner.exact_run(case) if order is first_order else None

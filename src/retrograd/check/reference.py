@@ -180,6 +180,7 @@ class Reference:
         tf32: whether the op multiplies float32 matrices in tf32.
         matrices: whether the reference multiplies any. Where it has none (a recurrence, step by step), the op's are
             among its elementwise products, and nobody can tell which.
+        apart: of randomly rounded runs in tf32, as in `Float64`.
         elements: what all its operators make together in a run; 0 where that is not known.
         batching: whether several runs can be made at once.
     """
@@ -193,6 +194,7 @@ class Reference:
     grad_outs: Callable[[], list[torch.Tensor]]
     tf32: bool = False
     matrices: bool = True
+    apart: bool = False
     elements: int = 0
     batching: Batching = field(default_factory=Batching)
 
@@ -319,6 +321,7 @@ class Reference:
         return Float64(
             unit, accumulate, seed, self.device, tolerance.TF32 if self.tf32 else 0.0,
             inputs=inputs, grad_outs=grad_outs, elementwise=not self.matrices, runs=runs, last=last,
+            apart=self.apart,
         )  # fmt: skip
 
     def rounded(

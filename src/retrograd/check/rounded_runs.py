@@ -94,7 +94,7 @@ def rounded_runs(
     last = None
     for k in range(done, runs.stop):
         if reference.tf32 and reference.elements <= _MOST_KEPT and k % _CHAIN == 0:
-            last = LastRun()  # with other factors
+            last = LastRun(reference.apart)  # with other factors
         yield alone(reference.rounded(unit, accumulate, derive(reference.seed, "noise", k), order, last=last))
         if last is not None:
             last.end()

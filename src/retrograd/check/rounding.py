@@ -67,9 +67,9 @@ def _each_twice(runs: int, device: torch.device) -> torch.Tensor:
 
 
 @lru_cache(maxsize=1 << 12)
-def _taken(runs: int, others: int, device: torch.device) -> torch.Tensor:
-    """The run whose values each has: the other of its pair where a bit of `others` is set."""
-    return torch.tensor([run ^ (others >> run & 1) for run in range(runs)], device=device)
+def _taken(runs: int, others: int, device: torch.device, both: bool = False) -> torch.Tensor:
+    """The run whose values each has: the other of its pair where a bit of `others` is set, of `both` the same one."""
+    return torch.tensor([run ^ (others >> (run // 2 if both else run) & 1) for run in range(runs)], device=device)
 
 
 def _unplaced(first: torch.Tensor, results: Any) -> bool:
@@ -159,12 +159,15 @@ class Float64(UnwrappedMode):
         record: whether `decisions` are kept: by operator, what it decided for each element, in the order of the run.
         runs: how many runs there are at once, along a first dimension that functorch made.
         last: of a single run, the one before it.
+        apart: whether two runs of a pair take values of each other only both at once, and so stay apart. Where one does
+            alone the two are the same from there on: of a few operators in a row the first few alone tell them apart.
     """
 
     def __init__(
         self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu", products: float = 0.0,
         *, inputs: bool = True, grad_outs: bool = False, track: bool = False, widest: bool = False,
         record: bool = False, elementwise: bool = False, runs: int = 1, last: LastRun | None = None,
+        apart: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.matrices = False  # whether a product of matrices was met
@@ -175,7 +178,7 @@ class Float64(UnwrappedMode):
         self._every = widest
         self.elements = 0  # of all results together
         self.changes = False  # whether anything ran otherwise than without the mode: lifted, or taken apart
-        self._runs, self._last = runs, last
+        self._runs, self._last, self._apart = runs, last, apart
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unplaced: set[str] = set()  # operators whose choice is a convention (`_unplaced`), kept beside `decisions`
@@ -232,7 +235,7 @@ class Float64(UnwrappedMode):
             return self._last.operand(t, taken=self._place() < 0.5)
         if runs == 1 or runs % 2 or t.shape[0] % runs:
             return t
-        taken = _taken(runs, int(self._place() * 2**runs), t.device)
+        taken = _taken(runs, int(self._place() * 2**runs), t.device, self._apart)
         if t.shape[0] == runs:
             other = t.index_select(0, taken)
         else:

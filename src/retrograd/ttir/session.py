@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,14 @@ _MOST_DRAWN = 8  # further orders that are drawn
 _TURNS = 4_000  # turns of 1,024 elements that these have together
 _FEWER = 64  # how many times fewer rounds a kernel has that did not end before in the same verification
 TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
+
+
+def _with_exact_factors(launched: LaunchedKernel) -> LaunchedKernel:
+    """The kernel as if tl.dot had been asked for input_precision="ieee"."""
+    if "exact factors" not in launched.kept:
+        text = launched.text.replace("inputPrecision = tf32 ", "inputPrecision = ieee ")
+        launched.kept["exact factors"] = replace(launched, text=text, kept={})
+    return launched.kept["exact factors"]
 
 
 @dataclass(eq=False)
@@ -75,6 +83,7 @@ class Session:
         faults: what was noticed, over all launches.
         launches: what was executed.
         tf32: whether any of it multiplied matrices of float32 that are rounded to tf32.
+        exact_factors: whether such matrices are multiplied as they are, to see what that rounding leaves.
         undefined: which bytes of a tensor's storage nobody has written, None where all are written.
         kept: launches that need not be executed again; None where each is.
         trials: whether what an autotuner times is executed, to see what it leaves behind, or only compiled.
@@ -88,7 +97,7 @@ class Session:
     ) -> None:  # fmt: skip
         self.faults = FaultList()
         self.launches: list[LaunchRecord] = []
-        self.tf32 = False
+        self.tf32 = self.exact_factors = False
         self.seed = seed
         self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
         self.kept: KeptLaunches | None = None
@@ -119,10 +128,12 @@ class Session:
             self._execute(launched, grid, values)
 
     def _execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
-        execution = Execution.of(launched, grid, values, self.undefined, self._library)
         if "tf32" not in launched.kept:
             launched.kept["tf32"] = TF32.search(launched.text) is not None
         self.tf32 = self.tf32 or launched.kept["tf32"]
+        if self.exact_factors and launched.kept["tf32"]:
+            launched = _with_exact_factors(launched)
+        execution = Execution.of(launched, grid, values, self.undefined, self._library)
         # Each launch has an order of its own.
         seed = self.seed and self.seed + len(self.launches) + 1
         kept = self.kept if self._trial is None and self._orders == 1 else None
