@@ -1,4 +1,4 @@
-"""What `verify` says of Triton ops of 25 libraries without a GPU, beside what was adjudicated before.
+"""What `verify` says of Triton ops of 32 libraries without a GPU, beside what was adjudicated before.
 
     python benchmarks/outside_triton/run.py --list
     pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
@@ -8,6 +8,9 @@
         moe-ops==0.1.0 saga-activation==0.2.0 localcorr==0.1.1 mingru-scans==0.2.0
     pip install --target libs --no-deps freesolo-chalk==0.5.7 flash-swiglu-mlp==0.4.3 gru-qat==0.5.0 \\
         kernel-fun==0.2.0 orda-kernel==0.1.0 mlstm-kernels==2.0.6 lasp==0.0.1
+    pip install --target libs eai-sparsify==1.3.3 flash-sinkhorn==0.4.1 trifast==0.1.13  # with what they need beside torch
+    pip install --target libs --no-deps flash-maxsim==0.3.0 flashrnn==1.0.8 jvp-flash-attention==0.14.0 \\
+        ring-attention-pytorch==0.5.20 beartype
     MAMBA_SKIP_CUDA_BUILD=TRUE pip install --target libs --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
     PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.sqlite --libraries liger --dtypes float32
 
@@ -40,11 +43,12 @@ from gems import CUT, GEMS  # noqa: E402
 from latest import LATEST  # noqa: E402
 from liger_attention import LIGER  # noqa: E402
 from others import OTHERS  # noqa: E402
+from unseen import UNSEEN  # noqa: E402
 
 from retrograd.check.inputs import base_case, differentiable, draw  # noqa: E402
 from retrograd.check.spec import OpSpec  # noqa: E402
 
-LIBRARIES = {"liger": LIGER, "fla": FLA, "gems": GEMS, "cut": CUT, **OTHERS, **FURTHER, **LATEST}
+LIBRARIES = {"liger": LIGER, "fla": FLA, "gems": GEMS, "cut": CUT, **OTHERS, **FURTHER, **LATEST, **UNSEEN}
 
 
 def reference_error(spec: OpSpec) -> str:

@@ -32,11 +32,11 @@ KINDS = {
     "OB04": ("read", "grad x depends on memory outside grad_out of output 0 (before its start)"),
 }
 ADDRESSES = {
-    "OB05": ("address-read", "unmasked_load_kernel: element 1 of `x_ptr` (63 elements): program 0 reads"),
-    "OB06": ("address-write", "one_too_many_kernel: element 4 of `dx_ptr` (1 element): program 0 writes"),
-    "OB08": ("address-write", "unmasked_store_kernel: element 1 of `dx_ptr` (63 elements): program 0 writes"),
-    "OB07": ("address-read", "first_left_kernel: element -1 of `x_ptr` (1 element): program 0 reads"),
-    "OB09": ("address-write", "far_kernel: element 2199023255552 of `dx_ptr` (62 elements): program 0 writes"),
+    "OB05": ("address-read", "unmasked_load_kernel: element 1 of `x_ptr` and 62 others: program 0 reads"),
+    "OB06": ("address-write", "one_too_many_kernel: element 4 of `dx_ptr`: program 0 writes"),
+    "OB08": ("address-write", "unmasked_store_kernel: element 1 of `dx_ptr` and 62 others: program 0 writes"),
+    "OB07": ("address-read", "first_left_kernel: element -1 of `x_ptr`: program 0 reads"),
+    "OB09": ("address-write", "far_kernel: element 2199023255552 of `dx_ptr` and 61 others: program 0 writes"),
 }
 
 

@@ -199,6 +199,24 @@ def test_what_the_reference_makes_nan_of_nothing_may_be_another_number():
     assert rg.verify(spec, level="quick", only=["extremes"])
 
 
+@pytest.mark.parametrize("far", [-torch.inf, torch.finfo(torch.float32).min])
+def test_who_has_no_output_of_nothing_may_have_no_gradient(far):
+    """Shares of nothing are NaN, and so is what a backward makes of them; even ones, of the least number, have one."""
+
+    def shares(x, kept):
+        return torch.where(kept, x, far).softmax(-1)
+
+    def of_shares(dy, x, kept):
+        p = shares(x, kept)
+        nothing = torch.where(kept.any(-1, keepdim=True), 0.0, torch.nan)
+        return p * (dy - (dy * p).sum(-1, keepdim=True)) + nothing, None
+
+    inputs = dict(x=rg.tensor("M", "N"), kept=rg.tensor("M", "N", dtype="bool"))
+    report = rg.verify(rg.op(with_backward(shares, of_shares), shares, inputs), level="quick", only=["extremes"])
+    found = [(f.kind, f.tensor, f.case.values) for f in report.findings]
+    assert found == ([] if far == -torch.inf else [("not-finite", "grad x", (("kept", "lowest"),))])
+
+
 def test_ends_of_whole_numbers_are_those_of_their_range():
     spec = rg.op(torch.gather, torch.gather, dict(x=rg.tensor("M", "N"), dim=1,
                  index=rg.tensor("M", "K", dtype="int64", low=1, high="N")))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.errors import SpecError
@@ -17,6 +18,30 @@ def test_a_reference_that_raises_is_quoted():
 
     with pytest.raises(SpecError, match="the reference raises ValueError: sixteen at most at M=7 N=48"):
         rg.verify(rg.op(torch.sin, refuses, X), level="quick")
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_what_raises_at_the_ordinary_case_is_told_once(half):
+    def broken(x):
+        raise ModuleNotFoundError("No module named 'kernels'")
+
+    op = broken if half == "forward" else with_backward(torch.sin, lambda dy, x: broken(x))
+    report = rg.verify(rg.op(op, torch.sin, X, dtypes=["float32"]), level="quick")
+    assert [(f.stage, f.kind) for f in report.findings] == [("contract", "raises")]
+    assert f"the {half} raised ModuleNotFoundError" in report.findings[0].what
+    others = {s.status: s.reason for s in report.stages if s.id in ("mutation", "bounds", "races", "oracle")}
+    assert others == {"skipped": "float32: it raises at the ordinary case"}
+
+
+def test_what_raises_at_one_case_keeps_no_stage_from_the_others():
+    def refuses(x):
+        if x.shape[-1] == 1:
+            raise ValueError("two columns at least")
+        return x.sin()
+
+    report = rg.verify(rg.op(refuses, torch.sin, X, dtypes=["float32"]), level="quick")
+    assert {f.stage for f in report.findings} == {"shapes"}
+    assert not [s.reason for s in report.stages if "it raises" in s.reason]
 
 
 def test_a_layout_of_grad_out_is_no_part_of_the_truth():

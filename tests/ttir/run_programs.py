@@ -35,6 +35,7 @@ def _row(program: Any, seed: int, multiprocessors: int) -> dict[str, Any]:
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"
     row["faults"] = [[fault.kind, fault.argument, fault.text()] for fault in run.faults]
+    row["in_turns"] = any(launch.in_turns for launch in run.launches)
     row["undecided"] = [launch.undecided for launch in run.launches if launch.undecided]
     return row
 

@@ -55,6 +55,12 @@ def arguments_of(name: str) -> tuple[str, ...]:
     return tuple(head.strip().split('"')[1].split(","))
 
 
+def test_who_only_draws_a_place_to_store_at_waits_for_nobody(rows):
+    """All programs run at once then, of which one in turns takes 0.6 ms an atomic: others do what a result decides."""
+    for name, in_turns in (("appended_by_a_counter", False), ("work_queue", True)):
+        assert {rows[seed, "healthy", name]["in_turns"] for seed, _ in RUNS} == {in_turns}
+
+
 @pytest.mark.parametrize("name", _registered("racy"))
 def test_a_race_is_found(rows, name):
     of_this_triton(name)

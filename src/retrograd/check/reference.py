@@ -58,7 +58,11 @@ class OpRaised(Exception):
                 f"Triton cannot run any kernel here, so nothing is said of the op: {missing} (it needs a driver of a "
                 "GPU that torch sees too, and a C compiler, gcc or clang; `retrograd env` says what is installed)"
             ) from error
-        return cls(f"the {phase} raised {type(error).__name__}: {_COLOUR.sub('', str(error)).strip()}")
+        text = _COLOUR.sub("", str(error)).strip()
+        *code, reason = text.splitlines() or [""]
+        if type(error).__name__ == "CompilationError":  # of Triton, which quotes the kernel first
+            text = "\n".join([reason, *code])
+        return cls(f"the {phase} raised {type(error).__name__}: {text}")
 
 
 class NotApplicable(Exception):

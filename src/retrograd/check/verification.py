@@ -43,6 +43,7 @@ Progress = Callable[[str, str], None]
 # it, "finding" and the first one of a stage in a dtype as it was made, "stage" and a report of that stage alone.
 Watch = Callable[[str, Any], None]
 
+_RAISES = "raises"  # among the stages that failed: it raises at the ordinary case, and others would say that again
 _LOST = "the op lost the GPU"
 _INTERPRETED = """TRITON_INTERPRET=1: kernels run in Triton's own interpreter, which is wrong in bfloat16 and at NaN; \
 races and addresses are not looked at; unset it to have them executed as on a GPU"""
@@ -234,6 +235,10 @@ class Verification:
         if blocked := self.failed[dtype] & set(stage.after):
             progress.end(f"{dtype}: {', '.join(sorted(blocked))} failed already")
             return
+        unable = f"{dtype}: it raises at the ordinary case" if _RAISES in self.failed[dtype] else ""
+        if unable and stage.id != "races":  # which may know why, as of a kernel that never ends
+            progress.end(unable)
+            return
         if stage.needs_reference and (doubt := self._random_doubt(dtype)):
             progress.outcome = CaseOutcome(power=None, power_text="", undecided=[doubt])
             return
@@ -241,10 +246,16 @@ class Verification:
             self.launch_counts.append(count)
             self._run_cases(stage, context, progress, portion)
         outcome = progress.outcome
+        if unable and all(finding.kind == "raises" for finding in outcome.findings):
+            progress.tried.clear()
+            progress.end(unable)
+            return
         if outcome.findings:
             progress.end()
         if any(not f.partial for f in (*outcome.findings, *outcome.accepted)):
             self.failed[dtype].add(stage.id)
+        if outcome.findings and stage.id == "contract" and _raises(context):
+            self.failed[dtype].add(_RAISES)
 
     def _run_cases(self, stage: Stage, context: StageContext, progress: StageProgress, portion: Portion) -> None:
         merged, tried = progress.outcome, progress.tried
@@ -356,3 +367,12 @@ class Verification:
                 raise
             # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
             return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="")
+
+
+def _raises(context: StageContext) -> bool:
+    """Whether the op raises at its ordinary case."""
+    try:
+        context.runner.run(context.base)
+    except OpRaised:
+        return True
+    return False

@@ -79,7 +79,8 @@ class KernelFault:
                 f"{self.other.text()}; nothing orders the two{'; ' if self.detail else ''}{self.detail}"
             )
         kernel = f" in kernel {self.kernel}" if self.kernel else ""
-        place = f"{where} ({count(self.count, 'element')}): " if self.argument and self.count else ""
+        others = f" and {count(self.count - 1, 'other')}" if self.count > 1 else ""
+        place = f"{where}{others}: " if self.argument and self.count else ""
         return f"{self.kind}{kernel}: {place}{self.access.text()}{'; ' if self.detail else ''}{self.detail}"
 
 

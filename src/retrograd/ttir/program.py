@@ -25,10 +25,10 @@ from retrograd.ttir.shaping import SHAPING, constant, map_elements, reduction, s
 from retrograd.ttir.steps import IGNORED, STEPS, defined_only
 from retrograd.ttir.storage import MemoryAccess
 from retrograd.ttir.taint import Rule, rule_of, spread
+from retrograd.ttir.tickets import only_stored
 
 _ANY = -1  # a pointer that comes from memory
-# Operations whose first operands decide which way a program goes.
-_DECIDES = {"scf.if": 1, "scf.for": 3, "scf.condition": 1, "cf.cond_br": 1}
+_DECIDES = {"scf.if": 1, "scf.for": 3, "scf.condition": 1, "cf.cond_br": 1}  # by so many of their first operands
 _NOBODY = np.zeros(1, np.int64)
 _ALIGNED = " {tt.divisibility = 16 : i32}"  # of an argument
 _STEPS = {**STEPS, "tt.atomic_poll": atomic_poll}
@@ -49,7 +49,7 @@ class NumpyKernel:
         registers: how many slots a frame has.
         constants: slot -> value that all programs have.
         accesses: all loads, stores and atomics.
-        waits: whether a program can learn of another: a result of an atomic is used.
+        waits: whether a program can learn of another: a result of an atomic decides more than what it stores where.
         largest: elements of its largest tensor.
         bound: size of its largest whole number.
         repeats: whether it does the same again where arguments and memory are the same, wherever that lies.
@@ -124,8 +124,8 @@ class Compiler:
         repeats = self._repeats and all(a.arguments is not None and a.kind.name != "ptr" for a in accesses)
         whole = (int(np.abs(v.astype(np.float64)).max()) for v in self._constants.values() if v.dtype.kind == "i")
         return NumpyKernel(
-            function.name, function.arguments, blocks, self._registers, self._constants, accesses, waits,
-            self._largest, max(whole, default=1), repeats,
+            function.name, function.arguments, blocks, self._registers, self._constants, accesses,
+            waits and not only_stored(self._module), self._largest, max(whole, default=1), repeats,
         )  # fmt: skip
 
     def slot(self, value: SsaValue) -> int:
