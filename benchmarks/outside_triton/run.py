@@ -8,7 +8,7 @@
         moe-ops==0.1.0 saga-activation==0.2.0 localcorr==0.1.1 mingru-scans==0.2.0
     pip install --target libs --no-deps freesolo-chalk==0.5.7 flash-swiglu-mlp==0.4.3 gru-qat==0.5.0 \\
         kernel-fun==0.2.0 orda-kernel==0.1.0 mlstm-kernels==2.0.6 lasp==0.0.1
-    pip install --target libs eai-sparsify==1.3.3 flash-sinkhorn==0.4.1 trifast==0.1.13  # with what they need beside torch
+    pip install --target libs eai-sparsify==1.3.3 flash-sinkhorn==0.4.1 trifast==0.1.13
     pip install --target libs --no-deps flash-maxsim==0.3.0 flashrnn==1.0.8 jvp-flash-attention==0.14.0 \\
         ring-attention-pytorch==0.5.20 beartype
     MAMBA_SKIP_CUDA_BUILD=TRUE pip install --target libs --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
