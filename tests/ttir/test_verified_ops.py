@@ -110,6 +110,16 @@ def test_what_a_formula_uses_twice_may_be_computed_twice_in_tf32(rows):
     assert any("grad q is 1.0" in text for _, _, text in rows["linear attention 1.03"]["findings"])
 
 
+def test_who_reads_back_what_an_atomic_gave_learns_of_others():
+    x, out = torch.arange(64.0), torch.zeros(1)
+    drawn, count = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with cpu_kernels.executed("cpu", {}), cpu_kernels.session() as session:
+        verified_ops.last_adds_kernel[(4,)](x, torch.zeros(4), drawn, count, out, BLOCK=16)
+    assert session.launches[-1].in_turns
+    assert not list(session.faults)
+    assert float(out) == float(x.sum())
+
+
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_tf32_can_be_left_out_for_once(precision):
     a, b = (torch.randn(16, 16, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))

@@ -234,6 +234,21 @@ def double(whole_blocks: bool) -> Any:
     return Double.apply
 
 
+@triton.jit
+def last_adds_kernel(x_ptr, part_ptr, drawn_ptr, count_ptr, out_ptr, BLOCK: tl.constexpr):
+    """The last program adds up, by a number that has been in memory."""
+    program = tl.program_id(0)
+    tl.store(part_ptr + program, tl.sum(tl.load(x_ptr + program * BLOCK + tl.arange(0, BLOCK))))
+    tl.debug_barrier()
+    tl.store(drawn_ptr + program, tl.atomic_add(count_ptr, 1, sem="acq_rel"))
+    tl.debug_barrier()
+    if tl.load(drawn_ptr + program) == tl.num_programs(0) - 1:
+        total = 0.0
+        for other in range(tl.num_programs(0)):
+            total += tl.load(part_ptr + other)
+        tl.store(out_ptr, total)
+
+
 FACTORS = dict(a=rg.tensor("M", "K"), b=rg.tensor("K", "N"))
 INPUTS = dict(x=rg.tensor("M", "N"), w=rg.tensor("N"))
 OPS = {how: rg.op(scale(how), lambda x, w: x * w, INPUTS, name=how) for how in ("store", "atomic", "partial", "wait")}

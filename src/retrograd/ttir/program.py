@@ -125,7 +125,7 @@ class Compiler:
         whole = (int(np.abs(v.astype(np.float64)).max()) for v in self._constants.values() if v.dtype.kind == "i")
         return NumpyKernel(
             function.name, function.arguments, blocks, self._registers, self._constants, accesses,
-            waits and not only_stored(self._module), self._largest, max(whole, default=1), repeats,
+            waits and not only_stored(self._module, accesses), self._largest, max(whole, default=1), repeats,
         )  # fmt: skip
 
     def slot(self, value: SsaValue) -> int:

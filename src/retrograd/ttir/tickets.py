@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from retrograd.ttir.ir import Block, Module
 from retrograd.ttir.operations import ELEMENTWISE
 from retrograd.ttir.shaping import SHAPING
+from retrograd.ttir.storage import MemoryAccess
 
 _DRAWS = "tt.atomic_rmw"
 _COMPUTES = frozenset({*ELEMENTWISE, *SHAPING, "tt.store"})
@@ -14,12 +17,18 @@ _WAITS = frozenset(
 )
 
 
-def only_stored(module: Module) -> bool:
+def only_stored(module: Module, accesses: Iterable[MemoryAccess]) -> bool:
     """Whether no result of an atomic decides a way, a loop, a load or another atomic, as far as that can be followed.
 
     A place in a list that each program takes by counting up is such a result. Programs can then run all at once, one
-    step after the other, which is an order of theirs: nothing is read that depends on it.
+    step after the other, which is an order of theirs: nothing is read that depends on it, nor from where anything is
+    stored, by which a result could come back.
     """
+    stored, read = set[int | None](), set[int | None]()
+    for access in accesses:
+        (stored if access.does == "store" else read).update(access.arguments or (None,))
+    if None in stored | read or stored & read:
+        return False
     for function in module.functions.values():
         tickets: set[int] = set()
         if not all(_stored_in(block, tickets) for block in function.body.blocks):
