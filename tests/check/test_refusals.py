@@ -7,6 +7,7 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check import runner, verification
 from retrograd.errors import SpecError
 
 X = dict(x=rg.tensor("M", "N"))
@@ -31,6 +32,23 @@ def test_what_raises_at_the_ordinary_case_is_told_once(half):
     assert f"the {half} raised ModuleNotFoundError" in report.findings[0].what
     others = {s.status: s.reason for s in report.stages if s.id in ("mutation", "bounds", "races", "oracle")}
     assert others == {"skipped": "float32: it raises at the ordinary case"}
+
+
+def test_what_has_lost_the_gpu_is_not_asked_whether_it_raises(monkeypatch):
+    gone = []
+
+    def loses(x):
+        if gone:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        gone.append(True)
+        return x.double().sin()
+
+    monkeypatch.setattr(verification, "lost", lambda device: "an illegal memory access" * bool(gone))
+    monkeypatch.setattr(runner, "lost", lambda device: "an illegal memory access" * bool(gone))
+    monkeypatch.setattr(verification, "_raises", lambda context: pytest.fail("nothing answers there any more"))
+    report = rg.verify(rg.op(loses, torch.sin, X, dtypes=["float32"]), level="quick", only=["contract", "oracle"])
+    assert [(s.id, s.status) for s in report.stages] == [("contract", "failed"), ("oracle", "skipped")]
+    assert [f.kind for f in report.findings] == ["crash"]
 
 
 def test_what_raises_at_one_case_keeps_no_stage_from_the_others():
