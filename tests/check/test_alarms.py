@@ -11,7 +11,9 @@ from specimens import with_backward
 import retrograd as rg
 from retrograd.check import oracle
 from retrograd.check.op_runner import OpRunner
+from retrograd.check.schema import Finding
 from retrograd.check.stages import StageContext
+from retrograd.check.tolerance import CONFIRMING
 
 _STEPS = 33
 
@@ -89,3 +91,18 @@ def test_a_mistake_in_a_sum_is_not_allowed_before_all_runs():
         context.judge.alarms.allowed(context.base, "grad g", run.grads["grad g"], truth.want["grad g"], truth) is None
     )
     assert context.judge.alarms.allowed(context.base, "out", run.outs["out"], truth.want["out"], truth)
+
+
+def test_a_tensor_that_is_told_is_not_confirmed_again():
+    context = StageContext.of(_op(), "float32")
+    base, alarms = context.base, context.judge.alarms
+    truth = context.oracle.truth(base)
+    want = truth.want["grad x"]
+    assert want is not None
+    got = (want + 5 * truth.tol["grad x"]).float()
+    finding = Finding.of("wrong-value", "is another", base, tensor="grad x")
+    runs = []
+    for told in ([], [replace(finding, kind="vanished")], [finding]):
+        context.judge.begin_case(told)
+        runs.append(alarms.confirmed(base, "grad x", got, want, truth).truth.runs)
+    assert runs == [*[max(CONFIRMING)] * 2, context.oracle.noise_runs]

@@ -9,7 +9,7 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check import cost
+from retrograd.check import cost, oracle
 from retrograd.check.levels import BUDGETS
 from retrograd.check.spec import dtype_name
 from retrograd.check.stages import StageContext, extremes
@@ -231,3 +231,27 @@ def test_what_overflows_is_found_beside_a_dear_reference():
     report = rg.verify(_scanned(naive), level="quick", only=["extremes"])
     assert {f.case.values[0][0] for f in report.findings} == {"decay"}
     assert rg.verify(_scanned(), level="quick", only=["extremes", "layouts"])
+
+
+def test_beside_a_dear_reference_strides_that_repeat_are_held_against_the_same_numbers(monkeypatch):
+    asked = []
+    truth = oracle.Oracle.truth
+
+    def noted(self, case, *args, **more):
+        asked.extend(layout for _, layout in case.layouts)
+        return truth(self, case, *args, **more)
+
+    monkeypatch.setattr(oracle.Oracle, "truth", noted)
+    assert rg.verify(_scanned(), level="quick", only=["layouts"])
+    assert not {"expanded", "scalar"} & set(asked)
+    assert rg.verify(_spec(_norm), level="quick", only=["layouts"])
+    assert {"expanded", "scalar"} <= set(asked)
+
+    def by_stride(x, decay, bias):
+        return _scan(x, decay, bias) * (1.25 if decay.stride(0) == 0 else 1.0)
+
+    report = rg.verify(_scanned(by_stride), level="quick", only=["layouts"])
+    assert {(f.kind, dict(f.case.layouts)["decay"]) for f in report.findings} <= {
+        (kind, "expanded") for kind in ("wrong-value", "wrong-scale")
+    }
+    assert report.findings

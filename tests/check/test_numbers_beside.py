@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check import oracle
 
 
 def _report(fn, reference, level="quick", **more):
@@ -138,3 +139,38 @@ def test_a_row_that_nan_switches_off_otherwise_is_a_convention():
         return torch.where(apart <= 0, 0, apart)
 
     assert _report(by_hand, hinge)
+
+
+def _scores(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+
+def _largest_first(q, k, v):
+    weights = q @ k.transpose(-1, -2)
+    weights = torch.exp(weights - weights.amax(-1, keepdim=True).detach())
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def test_what_a_nan_does_not_reach_has_the_error_that_it_has_without_it(monkeypatch):
+    made = []
+    rounded = oracle.rounded_runs
+
+    def counted(reference, *args):
+        made.append(reference.case.values)
+        return rounded(reference, *args)
+
+    monkeypatch.setattr(oracle, "rounded_runs", counted)
+    inputs = {name: rg.tensor("B", "T", "D") for name in "qkv"}
+    report = rg.verify(rg.op(_largest_first, _scores, inputs, dtypes=["bfloat16"]), level="quick", only=["extremes"])
+    assert report
+    asked = {values[0][1] for values in made if values}
+    assert () in made  # the spread at the ordinary case is the one
+    assert asked
+    assert "nan" not in asked
+
+    def coarser(q, k, v):  # beside a NaN
+        out = _largest_first(q, k, v)
+        return torch.where(q.isnan().any(), out * 2, out)
+
+    report = rg.verify(rg.op(coarser, _scores, inputs, dtypes=["bfloat16"]), level="quick", only=["extremes"])
+    assert {(f.kind, f.case.values[0][1]) for f in report.findings} == {("wrong-value", "nan")}

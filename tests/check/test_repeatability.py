@@ -98,3 +98,17 @@ def test_the_smallest_case_has_the_error_of_the_first():
     said = sorted(f.what for f in report.findings)
     assert said == ["the forward raised ValueError: strides"]
     assert dict(report.findings[0].case.sizes)["N"] == 2
+
+
+@pytest.mark.parametrize("wrong", ["always", "sometimes"])
+def test_what_is_wrong_at_each_run_is_no_matter_of_repeats(wrong):
+    calls = []
+
+    def noisy(x):
+        calls.append(None)
+        off = 1.25 if wrong == "always" or len(calls) % 5 == 0 else 1.0
+        return x * x * off * (1 + 2e-7 * (len(calls) % 3))
+
+    stage = rg.verify(square(fn=noisy, deterministic=False), level="quick", only=["determinism"]).stage("determinism")
+    assert [f.kind for f in stage.findings] == (["wrong-value"] if wrong == "sometimes" else [])
+    assert any("which is wrong at each" in note for note in stage.notes) == (wrong == "always")

@@ -103,3 +103,20 @@ def test_what_does_not_come_again_is_not_shrunk():
     (finding,) = rg.verify(spec, level="quick", only=["oracle"]).findings
     assert finding.case.text() == "M=7 N=48"
     assert "not always: in 0 of 30 further runs" in finding.where
+
+
+def test_each_fault_of_a_stage_is_told_with_its_own_cases():
+    def forward(x, y):
+        if x.stride(0) == 1:
+            raise ValueError("rows, not columns")
+        return x.sin() * y * (1.5 if x.storage_offset() else 1.0)
+
+    def backward(dy, x, y):
+        return dy * x.cos() * y, dy * x.sin() * (2.0 if 0 in dy.stride() else 1.0)
+
+    inputs = dict(x=rg.tensor("M", "N"), y=rg.tensor("M", "N"))
+    op = rg.op(with_backward(forward, backward), lambda x, y: x.sin() * y, inputs, dtypes=["float32"])
+    where = {f.tensor or f.kind: f.where for f in rg.verify(op, level="quick", only=["layouts"]).findings}
+    assert where["raises"].startswith("only with x:transposed")
+    assert where["out"].startswith("only with x:offset")
+    assert "smallest: M=1" in where["grad y"]  # of the worst one smaller cases were tried

@@ -11,6 +11,7 @@ from retrograd.check.schema import Case, Finding, Sighting
 from retrograd.check.stages import CaseOutcome, StageContext
 
 Attempt = Callable[[Case], CaseOutcome | None]
+Fault = tuple[str, ...]
 
 
 def progress_line(finding: Finding) -> str:
@@ -20,19 +21,19 @@ def progress_line(finding: Finding) -> str:
 
 
 def explain(
-    context: StageContext, findings: list[Finding], tried: dict[Case, bool], attempt: Attempt, shrinks: bool
+    context: StageContext, findings: list[Finding], tried: dict[Case, frozenset[Fault]], attempt: Attempt, shrinks: bool
 ) -> list[Finding]:
     """One finding per tensor and kind, the worst, at its smallest failing case, with where it fails.
 
     Args:
         context: of the dtype.
         findings: what a stage found in it.
-        tried: the cases that it ran, and whether they failed.
+        tried: the cases that it ran, and the faults of each.
         attempt: runs a case; None if it means nothing for the op.
         shrinks: whether smaller cases are to be tried.
     """
     kept = worst_faults(findings)[:4]
-    small, often = kept[0].case, ""
+    small, more, often = kept[0].case, dict[Case, bool](), ""
     if shrinks and len(context.spec.size_names):
         # Smaller cases with a dozen randomly rounded runs each; the smallest is confirmed below.
         context.judge.alarms.confirming = tolerance.CONFIRMING[:1]
@@ -40,20 +41,21 @@ def explain(
             small, more, often = _shrunk(context, kept[0], attempt)
         finally:
             context.judge.alarms.confirming = tolerance.CONFIRMING
-        tried = {**tried, **more}
-    text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
+    text = shrink.where(_cases_of(fault(kept[0]), tried) | more)
+    text += f"; smallest: {small.text()}" if small.text() else ""
     text += f"; {often}" if often else ""
     last = attempt(small) if small != kept[0].case else None
-    shrunk = [f for f in last.findings if _fault(f) == _fault(kept[0])] if last else []
+    shrunk = [f for f in last.findings if fault(f) == fault(kept[0])] if last else []
     first = shrunk[0] if shrunk else kept[0]
     if first.case != kept[0].case:
         of = kept[0]
         first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
-    same = [f for f in kept[1:] if _fault(f) != _fault(first)]
+    others = [f for f in kept[1:] if fault(f) != fault(first)]
     # The ordinary case tells more than the smallest, where one element may be all there is.
-    diagnosed = {_fault(f): diagnose(context.oracle, f) for f in kept}
-    shown = [replace(f, where=text) for f in (first, *same)]
-    known = [(f, diagnosed.get(_fault(f))) for f in shown]
+    diagnosed = {fault(f): diagnose(context.oracle, f) for f in kept}
+    shown = [replace(first, where=text)]
+    shown += [replace(f, where=shrink.where(_cases_of(fault(f), tried))) for f in others]
+    known = [(f, diagnosed.get(fault(f))) for f in shown]
     return [replace(f, elements=d.elements, looks_like=d.looks_like) if d else f for f, d in known]
 
 
@@ -62,7 +64,7 @@ def _shrunk(context: StageContext, first: Finding, attempt: Attempt) -> tuple[Ca
 
     def excess(case: Case) -> float:
         outcome = attempt(case)
-        same = [f.excess or 0.0 for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
+        same = [f.excess or 0.0 for f in outcome.findings if fault(f) == fault(first)] if outcome else []
         return max(same, default=-1.0)
 
     before = excess(first.case)  # as plain as it is with as many randomly rounded runs
@@ -77,13 +79,22 @@ def worst_faults(findings: list[Finding]) -> list[Finding]:
     """The worst finding of each fault."""
     worst: dict[tuple[str, ...], Finding] = {}
     for f in findings:
-        key = _fault(f)
+        key = fault(f)
         if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
             worst[key] = f
     return list(worst.values())
 
 
-def _fault(finding: Finding) -> tuple[str, ...]:
+def _cases_of(wanted: Fault, tried: dict[Case, frozenset[Fault]]) -> dict[Case, bool]:
+    """Which cases have a fault; those at which the op raises say nothing of another one."""
+    return {
+        case: wanted in faults
+        for case, faults in tried.items()
+        if wanted in faults or not any(kind == "raises" for kind, *_ in faults)
+    }
+
+
+def fault(finding: Finding) -> Fault:
     """What makes two findings of a stage one: kind and tensor, of an exception also its type and where it came from."""
     return finding.kind, finding.tensor, finding.what.partition(":")[0] if finding.kind == "raises" else ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -53,6 +53,12 @@ class Judge:
 
     def __post_init__(self) -> None:
         self.alarms = Alarms(self.runner, self.oracle)
+
+    def begin_case(self, told: Sequence[Finding] = ()) -> None:
+        """Forget what was let pass in the case before; `told` are the stage's findings so far."""
+        self.remarks.clear()
+        self.doubts.clear()
+        self.alarms.told = frozenset(finding.tensor for finding in told if finding.kind == "wrong-value")
 
     def against_truth(
         self,

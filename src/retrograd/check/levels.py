@@ -53,7 +53,7 @@ BUDGETS = {
         combinations=12,
         configurations=3,
         elements=1 << 21,
-        work=1 << 25,
+        work=1 << 24,
     ),
     "full": Budget(
         noise_runs=8,

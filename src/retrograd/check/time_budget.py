@@ -15,12 +15,12 @@ from retrograd.errors import UsageError
 
 @dataclass
 class StageProgress:
-    """How far a stage is in a dtype: its cases, how many of them were run, and what came of these."""
+    """How far a stage is in a dtype: its cases, how many of them were run, and what came of these: faults by case."""
 
     cases: list[Case] = field(default_factory=list)
     position: int = 0
     outcome: CaseOutcome = field(default_factory=lambda: CaseOutcome(power=0.0, power_text=""))
-    tried: dict[Case, bool] = field(default_factory=dict)
+    tried: dict[Case, frozenset[tuple[str, ...]]] = field(default_factory=dict)
     powers: list[float] = field(default_factory=list)
     blocked: str = ""  # why the other cases mean nothing
 

@@ -25,7 +25,7 @@ from retrograd.check.coverage import Coverage
 from retrograd.check.cpu_kernels import executed
 from retrograd.check.devices import checked, describe, environment, lost
 from retrograd.check.draws import disagreement, under_one_seed
-from retrograd.check.finding_summary import crashed, explain, progress_line, worst_faults
+from retrograd.check.finding_summary import crashed, explain, fault, progress_line, worst_faults
 from retrograd.check.levels import check_level
 from retrograd.check.op_runner import DrawsRandomNumbers
 from retrograd.check.reference import Batching, NotApplicable, OpRaised
@@ -273,8 +273,7 @@ class Verification:
                 break
             progress.position += 1
             self.watch("case", case)
-            context.judge.remarks.clear()
-            context.judge.doubts.clear()
+            context.judge.begin_case(merged.findings)
             try:
                 outcome = self._try(stage, context, case)
             except UndecidedError as error:
@@ -290,7 +289,7 @@ class Verification:
             self.watch("outcome", outcome)
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
-            tried[case] = tried.get(case, False) or bool(outcome.findings)
+            tried[case] = tried.get(case, frozenset()).union(map(fault, outcome.findings))
             context.runner.judged.append(case)
             outcome.undecided += context.judge.doubts[:1]
             outcome.notes += context.judge.remarks
@@ -305,6 +304,7 @@ class Verification:
     def _sum_up(self, stage: Stage, context: StageContext, progress: StageProgress) -> None:
         """What the cases that were run say together."""
         merged = progress.outcome
+        context.judge.begin_case()
         merged.notes[:0] = context.notes
         merged.power = max(progress.powers, default=None)
         if merged.power:
@@ -324,7 +324,8 @@ class Verification:
     def _no_base(self, stage: Stage, context: StageContext, error: Exception, progress: StageProgress) -> None:
         if isinstance(error, OpRaised) or lost(self.device):
             finding = Finding(stage.id, "raises", str(error), context.case or context.base, where="the ordinary case")
-            progress.outcome, progress.tried = self._set_apart(CaseOutcome([finding])), {finding.case: True}
+            progress.outcome = self._set_apart(CaseOutcome([finding]))
+            progress.tried = {finding.case: frozenset([fault(finding)])}
             if progress.outcome.findings:
                 self.tell(finding)
             return
