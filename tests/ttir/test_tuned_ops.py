@@ -68,3 +68,7 @@ def test_the_innermost_session_chooses_and_leaves_nothing(rows):
     assert (inner_grid, inner, outer_grid, outer) == (128, 128, 64, 64)
     assert rows["nested"]["kept"]
     assert rows["nested"]["left"] == []
+
+
+def test_a_verification_asks_a_tuner_for_one_key_where_something_else_is_tried(rows):
+    assert rows["pruned"]["asked"] == 4  # 45 where each stage and each repeat asked anew

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 import torch
@@ -122,7 +123,11 @@ def sum_of_all(function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr
     return Sum.apply
 
 
+ASKED = Counter[int]()
+
+
 def only_1(tuned: list[Any], named_args: Any, **_: Any) -> list[Any]:
+    ASKED[named_args["N"]] += 1
     return [config for config in tuned if config.kwargs["BLOCK"] == 1]
 
 
@@ -178,6 +183,7 @@ def main() -> None:
         stage = next(stage for stage in report.stages if stage.id == "determinism")
         row = {"name": name, "verdict": report.verdict, "findings": findings, "power": stage.power_text}
         row["notes"] = [*stage.notes, *report.notes]
+        row["asked"] = max(ASKED.values(), default=0)
         sys.stdout.write(json.dumps(row) + "\n")
 
 

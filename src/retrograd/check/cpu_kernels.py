@@ -100,7 +100,7 @@ def session(
     ) as run:  # fmt: skip
         run.trials = trials
         if _KEPT and (kept := _KEPT[-1]) is not None:
-            run.kept = kept.setdefault("launches", KeptLaunches())
+            run.keep(kept.setdefault("launches", KeptLaunches()))
         _SESSIONS.append(run)
         try:
             yield run

@@ -65,8 +65,9 @@ def timed_shortly(call: Callable[[], Any], quantiles: Any) -> Any:
 
 @contextmanager
 def tuned_anew(
-    tuner: Any, ordered: Callable[[list[Any]], list[Any]], bench: Callable[..., Any] | None = None
-) -> Iterator[None]:
+    tuner: Any, ordered: Callable[[list[Any]], list[Any]], bench: Callable[..., Any] | None = None,
+    chosen: dict[Any, Any] | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Have a tuner know nothing of what was chosen before, in this process or on disk, and forget it at the end.
 
     Args:
@@ -74,12 +75,13 @@ def tuned_anew(
         ordered: gives of the configurations that pruning has left those that are tried, in their order; where none is
             timed, the first that compiles is chosen.
         bench: times a configuration, instead of Triton's driver.
+        chosen: what it may know all the same, by its key, and what it chooses now.
     """
     from triton.runtime.driver import driver
 
     before = {name: tuner.__dict__[name] for name in _NAMES if name in tuner.__dict__}
     pruned = type(tuner).prune_configs
-    tuner.cache, tuner.cache_results = {}, False
+    tuner.cache, tuner.cache_results = {} if chosen is None else chosen, False
     # One that was passed, or kept from a GPU, has a clock.
     tuner.do_bench = bench or driver.active.get_benchmarker()
     tuner.prune_configs = lambda kwargs: ordered(list(pruned(tuner, kwargs)))
@@ -97,25 +99,33 @@ class ChosenConfigurations:
     Args:
         start: gives, for a kernel and its configurations, the number of the one to begin with; the others follow it.
         bench: as in `tuned_anew`.
+        others: that start likewise, whose choices stand, as they do in a process with a GPU: to have seven tuners of an
+            op of fla try again in each stage and repeat was 15 % of all that was called.
 
     Attributes:
         known: by name of the kernel, the configurations that pruning leaves, at most.
         latest: of these kernels, the configuration that the latest launch ran with.
     """
 
-    def __init__(self, start: Callable[[str, list[Any]], int], bench: Callable[..., Any] | None = None) -> None:
-        self.known: dict[str, list[Any]] = {}
+    def __init__(
+        self, start: Callable[[str, list[Any]], int], bench: Callable[..., Any] | None = None,
+        others: ChosenConfigurations | None = None,
+    ) -> None:  # fmt: skip
+        self.known: dict[str, list[Any]] = {} if others is None else others.known
         self.latest: dict[str, Any] = {}
         self._start, self._bench = start, bench
-        self._tuners: dict[int, Any] = {}
+        self._met: set[int] = set()
+        # By tuner, which is kept so that no other has its id.
+        self._chosen: dict[int, tuple[Any, dict[Any, Any]]] = {} if others is None else others._chosen
         self._put_aside = ExitStack()
 
     def launch(self, tuner: Any, proceed: Callable[[], Any]) -> Any:
         """A launch of an autotuned kernel; what its tuner chose before, by a GPU or somebody else, is put aside."""
         name = kernel_name(tuner)
-        if id(tuner) not in self._tuners:
-            self._tuners[id(tuner)] = tuner
-            self._put_aside.enter_context(tuned_anew(tuner, partial(self._in_turn, name), self._bench))
+        if id(tuner) not in self._met:
+            self._met.add(id(tuner))
+            _, chosen = self._chosen.setdefault(id(tuner), (tuner, {}))
+            self._put_aside.enter_context(tuned_anew(tuner, partial(self._in_turn, name), self._bench, chosen))
         result = proceed()
         if name in self.known:
             self.latest[name] = tuner.best_config

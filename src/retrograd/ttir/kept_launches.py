@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.compat.triton_autotuning import ChosenConfigurations
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList, KernelFault, LaunchRecord
@@ -51,9 +52,11 @@ class KeptLaunches:
 
     Attributes:
         stuck: what was said of kernels that did not end, by name: their other launches have fewer rounds to end.
+        choices: of autotuners, in sessions that run them with their first configurations.
     """
 
     def __init__(self) -> None:
+        self.choices: ChosenConfigurations | None = None
         self.stuck: dict[str, EndlessLoopError] = {}
         self._launches: dict[Any, KeptLaunch] = {}
         self._bytes = 0

@@ -113,6 +113,13 @@ class Session:
         self.configurations, self.chosen = self._choices.known, self._choices.latest
         self._trial: _Snapshot | None = None
 
+    def keep(self, kept: KeptLaunches) -> None:
+        """Put launches in place that come again, with the choices of other sessions that try nothing else."""
+        self.kept = kept
+        if not (self.trials or self._configuration or self._tuned_kernel):
+            kept.choices = self._choices = triton_autotuning.ChosenConfigurations(self._start, others=kept.choices)
+            self.configurations, self.chosen = self._choices.known, self._choices.latest
+
     def execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
         """Run a kernel on the memory of its arguments.
 
