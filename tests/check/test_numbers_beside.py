@@ -141,14 +141,19 @@ def test_a_row_that_nan_switches_off_otherwise_is_a_convention():
     assert _report(by_hand, hinge)
 
 
-def _scores(q, k, v):
-    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+def _scores(q, k):
+    """Without a product of matrices: torch 2.11's in bfloat16 spreads a NaN to rows beside it on some processors."""
+    return (q[:, :, None] * k[:, None]).sum(-1)
+
+
+def _attention(q, k, v):
+    return (torch.softmax(_scores(q, k), -1)[..., None] * v[:, None]).sum(-2)
 
 
 def _largest_first(q, k, v):
-    weights = q @ k.transpose(-1, -2)
+    weights = _scores(q, k)
     weights = torch.exp(weights - weights.amax(-1, keepdim=True).detach())
-    return weights @ v / weights.sum(-1, keepdim=True)
+    return (weights[..., None] * v[:, None]).sum(-2) / weights.sum(-1, keepdim=True)
 
 
 def test_what_a_nan_does_not_reach_has_the_error_that_it_has_without_it(monkeypatch):
@@ -161,7 +166,7 @@ def test_what_a_nan_does_not_reach_has_the_error_that_it_has_without_it(monkeypa
 
     monkeypatch.setattr(oracle, "rounded_runs", counted)
     inputs = {name: rg.tensor("B", "T", "D") for name in "qkv"}
-    report = rg.verify(rg.op(_largest_first, _scores, inputs, dtypes=["bfloat16"]), level="quick", only=["extremes"])
+    report = rg.verify(rg.op(_largest_first, _attention, inputs, dtypes=["bfloat16"]), level="quick", only=["extremes"])
     assert report
     asked = {values[0][1] for values in made if values}
     assert () in made  # the spread at the ordinary case is the one
@@ -172,5 +177,5 @@ def test_what_a_nan_does_not_reach_has_the_error_that_it_has_without_it(monkeypa
         out = _largest_first(q, k, v)
         return torch.where(q.isnan().any(), out * 2, out)
 
-    report = rg.verify(rg.op(coarser, _scores, inputs, dtypes=["bfloat16"]), level="quick", only=["extremes"])
+    report = rg.verify(rg.op(coarser, _attention, inputs, dtypes=["bfloat16"]), level="quick", only=["extremes"])
     assert {(f.kind, f.case.values[0][1]) for f in report.findings} == {("wrong-value", "nan")}

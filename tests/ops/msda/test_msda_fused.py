@@ -401,8 +401,9 @@ def test_the_kernel_needs_no_locations(
 
     stock = dispatch.functions
     monkeypatch.setattr(dispatch, "functions", lambda impl: stock(impl)._replace(sampled=refuse))
-    dispatch.resolve.cache_clear()
-    request.addfinalizer(dispatch.resolve.cache_clear)
+    for cached in (dispatch.resolve, dispatch._by_sizes):  # nor may what refuses be kept for the tests that follow
+        cached.cache_clear()
+        request.addfinalizer(cached.cache_clear)
     value, *rest = (case[name] for name in NAMES)
     for needed in (False, True):
         value = value.detach().requires_grad_(needed)
