@@ -5,6 +5,7 @@ The cheapest is asked first, and each allows no more than all do together: what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,13 +41,13 @@ class Alarms:
     Attributes:
         runner, oracle: of the op in one dtype.
         confirming: randomly rounded runs with which an alarm is confirmed, one number after the other.
-        told: tensors with a wrong value that the present stage tells already: others are not confirmed.
+        told: by tensor, the worst excess of the stage so far: what is no worse is counted unconfirmed, but never shown.
     """
 
     runner: OpRunner
     oracle: Oracle
     confirming: tuple[int, ...] = tolerance.CONFIRMING
-    told: frozenset[str] = frozenset()
+    told: Mapping[str, float] = field(default_factory=dict)
     _sums: dict[Any, cumulative.CumulativeSum | None] = field(default_factory=dict)
     _ends: dict[Any, dict[Any, Results]] = field(default_factory=dict)
     _cancelled: cancellation.Cancellations = field(default_factory=cancellation.Cancellations)
@@ -93,8 +94,8 @@ class Alarms:
         if apart:
             truth = self.oracle.truth(case, self.oracle.noise_runs, apart=True).allowing(name, left)
             result = compare_stored(got, want, truth.tol[name], kind)
-        for runs in () if name in self.told else self.confirming:
-            if 1 < result.worst < tolerance.BEYOND_NOISE:
+        for runs in self.confirming:
+            if max(1.0, self.told.get(name, 0.0)) < result.worst < tolerance.BEYOND_NOISE:
                 truth = self.oracle.truth(case, runs, order, apart=apart).allowing(name, left)
                 result = compare_stored(got, want, truth.tol[name], kind)
         return AlarmResult(result, truth, _in_tf32(case, name) if apart and not result.wrong else "")

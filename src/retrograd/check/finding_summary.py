@@ -53,8 +53,7 @@ def explain(
     others = [f for f in kept[1:] if fault(f) != fault(first)]
     # The ordinary case tells more than the smallest, where one element may be all there is.
     diagnosed = {fault(f): diagnose(context.oracle, f) for f in kept}
-    shown = [replace(first, where=text)]
-    shown += [replace(f, where=shrink.where(_cases_of(fault(f), tried))) for f in others]
+    shown = [replace(first, where=text), *(replace(f, where=shrink.where(_cases_of(fault(f), tried))) for f in others)]
     known = [(f, diagnosed.get(fault(f))) for f in shown]
     return [replace(f, elements=d.elements, looks_like=d.looks_like) if d else f for f, d in known]
 
@@ -77,7 +76,7 @@ def _shrunk(context: StageContext, first: Finding, attempt: Attempt) -> tuple[Ca
 
 def worst_faults(findings: list[Finding]) -> list[Finding]:
     """The worst finding of each fault."""
-    worst: dict[tuple[str, ...], Finding] = {}
+    worst: dict[Fault, Finding] = {}
     for f in findings:
         key = fault(f)
         if key not in worst or (f.excess or 0) > (worst[key].excess or 0):

@@ -55,10 +55,10 @@ class Judge:
         self.alarms = Alarms(self.runner, self.oracle)
 
     def begin_case(self, told: Sequence[Finding] = ()) -> None:
-        """Forget what was let pass in the case before; `told` are the stage's findings so far."""
+        """Forget what was let pass in the case before; `told` are the worst of the stage's faults so far."""
         self.remarks.clear()
         self.doubts.clear()
-        self.alarms.told = frozenset(finding.tensor for finding in told if finding.kind == "wrong-value")
+        self.alarms.told = {f.tensor: f.excess or 0.0 for f in told if f.kind == "wrong-value"}
 
     def against_truth(
         self,

@@ -273,7 +273,7 @@ class Verification:
                 break
             progress.position += 1
             self.watch("case", case)
-            context.judge.begin_case(merged.findings)
+            context.judge.begin_case(worst_faults(merged.findings))
             try:
                 outcome = self._try(stage, context, case)
             except UndecidedError as error:
