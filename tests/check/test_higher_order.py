@@ -86,6 +86,20 @@ def test_no_double_backward_is_a_finding_where_it_is_promised():
     assert _verify(mutants.into_memory, torch.exp, double_backward=False).findings[0].kind == "does-not-raise"
 
 
+def test_what_a_backward_has_compiled_runs_as_it_is_written():
+    # For the CPU it takes a compiler of C++, and 20 s: no other stage has a GPU's code compiled for it.
+    pytest.importorskip("triton")  # without it no kernel is executed here, and what a person compiles is compiled
+    compiled = []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    slope = torch.compile(torch.cos, backend=backend)
+    assert _verify(with_backward(torch.sin, lambda dy, x: dy * slope(x)))
+    assert not compiled
+
+
 def test_a_part_of_a_second_derivative_is_silently_wrong():
     # Of x from a kernel, of w differentiable: the sum of both is neither right nor refused.
     def backward(dy, x, w):
