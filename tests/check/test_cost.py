@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from specimens import with_backward
@@ -133,9 +131,9 @@ def test_what_is_too_large_by_its_dimensions_is_not_drawn():
 def test_elements_of_a_case_are_counted_once_for_all_dtypes(monkeypatch):
     counted, count = [], cost.elements
 
-    def counting(runner, case, most):
+    def counting(runner, case, *limits):
         counted.append(case.sizes)
-        return count(runner, case, most)
+        return count(runner, case, *limits)
 
     monkeypatch.setattr(cost, "elements", counting)
     assert rg.verify(_spec(_norm, dtypes=["float32", "bfloat16"]), level="quick")
@@ -146,9 +144,7 @@ def test_elements_of_a_case_are_counted_once_for_all_dtypes(monkeypatch):
 def test_elements_are_the_same_on_meta_tensors_and_in_memory():
     context = StageContext.of(_spec(_norm), "float32")
     case = context.base.but(sizes={"M": 3, "N": 5})
-    in_memory, on_meta = (
-        cost._counted_on(context.runner, case, device, math.inf).elements for device in ("cpu", "meta")
-    )
+    in_memory, on_meta = (cost._counted_on(context.runner, case, device).elements for device in ("cpu", "meta"))
     assert 3 * 5 < in_memory == on_meta
 
 
@@ -168,6 +164,8 @@ def test_counting_ends_where_there_are_too_many():
     assert len(steps) == 512
     assert whole > cost.elements(runner, case, 1000) > 1000
     assert len(steps) < 512 + 100
+    assert cost.elements(runner, case, 10**9, 10**6) > 10**9  # of 10,000 elements an operator: a hundred of them
+    assert len(steps) < 512 + 200
 
 
 def _scan(x, decay, bias):

@@ -27,28 +27,34 @@ class _EnoughError(Exception):
 
 
 class _Count(EagerMode):
-    """Adds up the operators and the elements of all results, until these are more than `most`."""
+    """Adds up the operators and the elements of all results, until these are more than `most`, or make more work."""
 
-    def __init__(self, most: float) -> None:
+    def __init__(self, most: float, work: float) -> None:
         super().__init__()
         self.elements = self.operators = 0
-        self._most = most
+        self._most, self._work = most, work
+
+    @property
+    def work(self) -> int:
+        """What a run takes, in elements that operators make."""
+        return self.elements + _CALL * self.operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.elements += sum(t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor))
         self.operators += 1
-        if self.elements > self._most:
+        if self.elements > self._most or self.work > self._work:
             raise _EnoughError
         return out
 
 
-def elements(runner: OpRunner, case: Case, most: int) -> int:
+def elements(runner: OpRunner, case: Case, most: int, work: float = math.inf) -> int:
     """The elements that all operators of the reference make; where it looks at values, of all dimensions together.
 
-    Counting ends above `most`. The reference runs on meta tensors, which have shapes alone; on those of the case where
-    all dimensions together are few, as it then takes a tenth of the time. Where the described inputs alone have more
-    than `most` it is their number, and nothing is drawn: a positive definite matrix of 4097 rows takes 10 s.
+    Counting ends above `most`, and gives more than that where a run takes more than `work`. The reference runs on meta
+    tensors, which have shapes alone; on those of the case where all dimensions together are few, as it then takes a
+    tenth of the time. Where the described inputs alone have more than `most` it is their number, and nothing is drawn:
+    a positive definite matrix of 4097 rows takes 10 s.
     """
     described = sum(math.prod(shape(tensor.dims, case)) for tensor in runner.spec.tensors.values())
     if described > most:
@@ -57,25 +63,25 @@ def elements(runner: OpRunner, case: Case, most: int) -> int:
     every = math.prod(max(n, 1) for _, size in case.sizes for n in (size if isinstance(size, tuple) else (size,)))
     for device in (*(["cpu"] if case.sizes and every <= most else []), "meta"):
         with may_refuse():  # it asks for values, which a meta tensor has not, or there is no kernel for the dtype
-            return _counted_on(runner, case, device, most).elements
+            count = _counted_on(runner, case, device, most, work)
+            return count.elements if count.work <= work else most + 1
     return every
 
 
 def work(runner: OpRunner, case: Case) -> int:
     """What a run of the reference takes, in elements that operators make; 0 where it cannot be had."""
     with may_refuse():
-        count = _counted_on(runner, case, "cpu", math.inf)
-        return count.elements + _CALL * count.operators
+        return _counted_on(runner, case, "cpu").work
     return 0
 
 
-def _counted_on(runner: OpRunner, case: Case, device: str, most: float) -> _Count:
-    """What the reference does, run on a device; no further than to so many elements."""
+def _counted_on(runner: OpRunner, case: Case, device: str, most: float = math.inf, work: float = math.inf) -> _Count:
+    """What the reference does, run on a device; no further than to so many elements, and so much work."""
     if runner.spec.reference is None:
         raise ValueError("there is no reference")
     inputs = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in runner.inputs(case).items()}
     reference = runner.reference(case)
-    count = _Count(most)
+    count = _Count(most, work)
     with contextlib.suppress(_EnoughError), torch.no_grad(), reference.without_traces(), count:
         reference.call(inputs)
     return count
@@ -123,12 +129,17 @@ class CostLimit:
         return self.truths(runner) < _SWEEP
 
     def allows(self, runner: OpRunner, case: Case) -> bool:
-        """Whether the operators of the reference make few enough elements in the case."""
+        """Whether the operators of the reference make few enough elements in the case.
+
+        Where it takes long, also whether one run alone keeps within the work: a recurrence of a thousand steps makes
+        few elements at each, and to count all of them took 0.4 s.
+        """
         if any(_within(case, other) for other in self._cheap):
             return True
         if any(_within(other, case) for other in self._dear):
             return False
-        allowed = elements(runner, case, self.most) <= self.most
+        work = self.work if self.is_dear(runner) else math.inf
+        allowed = elements(runner, case, self.most, work) <= self.most
         (self._cheap if allowed else self._dear).append(case)
         return allowed
 
