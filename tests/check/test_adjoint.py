@@ -15,9 +15,10 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import finite_differences
+from retrograd.check.cost import CostLimit
 from retrograd.check.op_runner import ForwardPass
 from retrograd.check.stages import StageContext
-from retrograd.check.stages.adjoint import Line
+from retrograd.check.stages._lines import Line
 
 _PATH = Path(__file__).resolve().parent.parent / "mutants" / "adjoint.py"
 _MODULE = importlib.util.spec_from_file_location("adjoint_mutants", _PATH)
@@ -201,6 +202,37 @@ def test_what_rounding_hides_of_an_input_is_known_without_its_backward(monkeypat
     inputs = {name: rg.tensor("M", "N") for name in ("x", "stored", "forwards")}
     assert rg.verify(rg.op(fn, fn, inputs, dtypes=["float16"]), level="quick", only=["adjoint"]).verdict == "proved"
     assert said == {"stored": (True, 0), "forwards": (True, 0)}
+
+
+def _kernel(fn, dtype, inputs=None):
+    inputs = inputs or {name: rg.tensor("M", "N") for name in ("x", "y")}
+    report = rg.verify(rg.op(fn, fn, inputs, dtypes=[dtype]), level="quick", only=["adjoint"])
+    return report.stage("adjoint")
+
+
+def test_in_8_bits_it_is_the_reference_that_is_differentiated(monkeypatch):
+    """Lines of a kernel without a GPU say less than the oracle; only a mistake of both is left, which this shows too."""
+    monkeypatch.setattr(StageContext, "emulated", lambda self: True)
+    right = _kernel(lambda x, y: x * y.exp(), "bfloat16")
+    assert (right.status, right.power, right.power_text, right.runs) == ("passed", None, "by the reference", 1)
+    assert "too coarse for differences" in right.notes[0]
+    wrong = _kernel(lambda x, y: x * y.detach().exp() + 0 * y, "bfloat16")
+    assert [finding.tensor for finding in wrong.findings] == ["grad y"]
+    assert "the reference has the same mistake" in wrong.findings[0].what
+    assert _kernel(lambda x, y: x * y.exp(), "float16").power > 0
+
+
+def test_so_it_is_in_11_bits_beside_a_reference_that_takes_long(monkeypatch):
+    monkeypatch.setattr(StageContext, "emulated", lambda self: True)
+    monkeypatch.setattr(CostLimit, "is_dear", lambda self, runner: True)
+    assert _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.sin()]), "float16").power_text == "by the reference"
+    wrong = _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.detach().sin() + 0 * y]), "float16")
+    assert [finding.tensor for finding in wrong.findings] == ["grad y"]
+    # At kinks differences say nothing of a reference either, and lines of the op have to.
+    x = torch.randn(7, 48, generator=torch.Generator().manual_seed(0)).relu()
+    kinks = _kernel(lambda x, y: x.relu() * y, "float16", dict(x=x, y=x + 1))
+    assert kinks.findings == ()
+    assert kinks.power_text != "by the reference"
 
 
 @pytest.mark.parametrize("mode", ["floor", "trunc"])

@@ -7,188 +7,27 @@ forwards that compute in float32 need no float64 version. The perturbation that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from retrograd.check import constraints, finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
-from retrograd.check.op_runner import ForwardPass, OpRunner
-from retrograd.check.outputs import as_real, like
+from retrograd.check.outputs import as_real
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-
-# Relative steps: at 1/16 a 16-bit forward still says something, below 2^-13 a float32 one is noise, and two more show
-# whether what seemed to converge does.
-_STEPS = tuple(2.0**-k for k in range(4, 16))
-_CLOSE = 8  # units of rounding between the points that measure noise: less, and neighbours would be equal
-_TOGETHER = 2.0**-10  # up to this relative error, a line along all inputs at once says enough of each
-_WEAK = 0.5  # from this relative error on, the check of an input proves nothing worth saying
-
-
-@dataclass
-class Line:
-    """The function h -> <grad_out, f(x + h t)> beside what the backward claims about it, for one input."""
-
-    runner: OpRunner
-    case: Case
-    name: str
-    grad: torch.Tensor
-    direction: torch.Tensor
-    known: tuple[float, float] | None = None
-    others: tuple[Line, ...] = ()  # of other inputs, which move at the same time
-    depends: tuple[torch.Tensor, ...] = ()  # of each output the elements that the input decides; all where empty
-
-    @property
-    def unit(self) -> float:
-        """Unit roundoff of the function: of what tf32 cuts, closer points than its own would show nothing."""
-        return max(tolerance.UNIT[self.case.dtype], tolerance.TF32 if self.runner.tf32 else 0.0)
-
-    def inputs(self, step: float) -> dict[str, Any]:
-        """The inputs of the case with one moved along the direction, and those of `others` along theirs."""
-        inputs = self.runner.inputs(self.case)
-        for line in (self, *self.others):
-            still = inputs[line.name]
-            inputs[line.name] = like(as_real(still).double() + step * line.direction, still)
-        return inputs
-
-    def claimed(self, inputs: dict[str, Any]) -> float:
-        """The moves that rounding left, times the gradients."""
-        still = self.runner.inputs(self.case)
-        moves = (
-            (line, as_real(inputs[line.name].detach()).double() - as_real(still[line.name]).double())
-            for line in (self, *self.others)
-        )
-        return sum(float((moved * line.grad.double()).sum().detach()) for line, moved in moves)
-
-    def value(self, step: float) -> tuple[float, float]:
-        """The function, and the realised move times the gradient: how much of the function that explains."""
-        inputs = self.inputs(step)
-        try:
-            forward = self.runner.forward(self.case, inputs=inputs)
-        except OpRaised:  # beyond what it is defined for
-            return math.nan, 0.0
-        return sum(float(t.sum()) for t in self.terms(forward)), self.claimed(inputs)
-
-    @staticmethod
-    def terms(forward: ForwardPass) -> list[torch.Tensor]:
-        """What the function adds up, of the outputs that have a gradient: others may be marked not differentiable."""
-        pairs = zip(forward.grad_outs, forward.outs, strict=True)
-        return [as_real(g).double() * as_real(o.detach()).double() for g, o in pairs if o.requires_grad]
-
-    def unexplained(self, step: float) -> float:
-        """Central difference of the function less what the gradient says, per unit of the direction."""
-        (above, claimed_above), (below, claimed_below) = self.value(step), self.value(-step)
-        return ((above - below) - (claimed_above - claimed_below)) / (2 * step)
-
-    def one_sided(self, step: float) -> float:
-        """The same from this side alone."""
-        (there, claimed), (here, _) = self.value(step), self.value(0.0)
-        return (there - here - claimed) / step
-
-    def noises(self) -> tuple[float, float]:
-        """Noise of the function and of the claimed slope, from points a few roundings apart.
-
-        A part of a line keeps the noise of all of it: few elements that move change few roundings.
-        """
-        if self.known is None:
-            values, slopes, stored = [], [], 0.0
-            for inputs, forward in self._close_points():
-                terms = self.terms(forward)
-                values.append(self._left(inputs, terms))
-                stored = max(stored, self._stored(forward, terms))
-                run = forward.backward()
-                moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
-                slopes.append(sum(float((g.detach().double() * d).sum()) for g, d in moving if g is not None))
-            # Points so close may all give the same numbers (one element, results stored in less than the input has).
-            known = max(finite_differences.noise(values), stored), finite_differences.noise(slopes)
-            self.known = known if len(values) == finite_differences.POINTS else (math.inf, math.inf)
-        return self.known
-
-    def forward_noise(self) -> float:
-        """Noise of the function alone, which takes no backward."""
-        values = [self._left(inputs, self.terms(forward)) for inputs, forward in self._close_points()]
-        return finite_differences.noise(values) if len(values) == finite_differences.POINTS else math.inf
-
-    def _close_points(self) -> Iterator[tuple[dict[str, Any], ForwardPass]]:
-        """Inputs a few roundings apart, and the op there; they end early where it raises."""
-        spacing = _CLOSE * self.unit
-        for k in range(finite_differences.POINTS):
-            inputs = self.inputs((k - finite_differences.POINTS // 2) * spacing)
-            try:
-                forward = self.runner.forward(self.case, inputs=inputs)
-            except OpRaised:
-                return
-            yield inputs, forward
-
-    def _left(self, inputs: dict[str, Any], terms: list[torch.Tensor]) -> float:
-        """The function less what the backward claims."""
-        return sum(float(t.sum()) for t in terms) - self.claimed(inputs)
-
-    def _stored(self, forward: ForwardPass, terms: list[torch.Tensor]) -> float:
-        """Standard deviation of what the last digit of outputs, half a unit off, leaves of the function: a third."""
-        depends = self.depends or (1.0,) * len(forward.outs)
-        units = [tolerance.unit(o.dtype) * d for o, d in zip(forward.outs, depends, strict=True) if o.requires_grad]
-        sizes = [float(torch.linalg.vector_norm(u * t)) for u, t in zip(units, terms, strict=True)]
-        return math.hypot(*sizes) / 3
-
-    def judge(self) -> tuple[float, float]:
-        """What the gradient leaves unexplained, and what it may leave."""
-        size = math.hypot(*(line.size() for line in (self, *self.others)))
-        limit = finite_differences.extrapolate(self.unexplained, _STEPS, self.noises()[0], size)
-        return limit.value, self._allowed(limit.error, self.noises()[1])
-
-    def is_weak(self, here: ForwardPass) -> bool:
-        """Whether the gradient may leave too much unexplained at best; at a quarter of the price of `judge` or less.
-
-        Less where the digits in which the forward that ran at this point is stored say so, which are the least noise
-        there is, or forwards alone do.
-        """
-        return (
-            self._is_weak(self._stored(here, self.terms(here)), 0.0)
-            or self._is_weak(self.forward_noise(), 0.0)
-            or self._is_weak(*self.noises())
-        )
-
-    def _is_weak(self, value: float, slope: float) -> bool:
-        return self._allowed(finite_differences.least_error(_STEPS, value), slope) > _WEAK * self.size()
-
-    def _allowed(self, error: float, slope: float) -> float:
-        lines = (self, *self.others)
-        rounding = sum(tolerance.storing_error(self.case.dtype, line.grad.double() * line.direction) for line in lines)
-        return tolerance.TABLEAU_ERRORS * error + tolerance.NOISE_SIGMAS * slope + rounding
-
-    def size(self) -> float:
-        """The size that the sum of the gradient's elements times the direction has, in whatever signs."""
-        return float((self.grad.double() * self.direction).square().sum().sqrt())
-
-    def closer(self) -> Line:
-        """The line with the noise of those elements of outputs alone that the reference lets the input decide."""
-        if self.runner.spec.reference is None:
-            return self
-        reference = self.runner.reference(self.case)
-        try:
-            here, *beside = (
-                replace(reference, inputs=partial(self.inputs, step)).outputs().inexact.values()
-                for step in (0.0, _STEPS[0], -_STEPS[0])
-            )
-        except NotApplicable:
-            return self
-        moved = [[as_real(a) != as_real(b) for a, b in zip(here, there, strict=True)] for there in beside]
-        depends = tuple(above | below for above, below in zip(*moved, strict=True))
-        return self if all(map(bool, map(torch.all, depends))) else replace(self, known=None, depends=depends)
+from retrograd.check.stages._lines import CLEAR, STEPS, WEAK, Line, derivative_by_reference
 
 
 def _judged(line: Line) -> tuple[Line, float, float]:
     """A line, what the gradient leaves unexplained along it, and what it may: a closer one where it says little."""
     value, allowed = line.judge()
-    if abs(value) <= allowed and allowed > _WEAK * line.size() and (closer := line.closer()) is not line:
+    if abs(value) <= allowed and allowed > WEAK * line.size() and (closer := line.closer()) is not line:
         return closer, *closer.judge()
     return line, value, allowed
 
@@ -204,7 +43,7 @@ def _direction(context: StageContext, case: Case, name: str, number: int) -> tor
     signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
     rule = context.spec.tensors.get(name)
     if rule and rule.range:
-        reach, (low, high) = size * _STEPS[0], rule.range
+        reach, (low, high) = size * STEPS[0], rule.range
         signs = torch.where((value - reach < low) | (value + reach > high), 0.0, signs)
     return constraints.project(context.spec, name, signs * size, value)
 
@@ -236,11 +75,11 @@ def _locate(line: Line) -> Line | None:
 
 def _bends(line: Line) -> bool:
     """Whether the gradient lies between one-sided slopes that differ: a smooth place whose noise hides it does not."""
-    low, high = finite_differences.sides(line.one_sided, _STEPS, line.noises()[0])
+    low, high = finite_differences.sides(line.one_sided, STEPS, line.noises()[0])
     if not low <= 0 <= high:
         return False
     value, allowed = line.judge()
-    bend = finite_differences.bend(line.one_sided, _STEPS, line.noises()[0])
+    bend = finite_differences.bend(line.one_sided, STEPS, line.noises()[0])
     return abs(value) - allowed <= (abs(bend.value) + bend.error) / 2
 
 
@@ -249,7 +88,7 @@ def _crosses_jumps(context: StageContext, line: Line) -> bool:
     if context.spec.reference is None:
         return False
     reference = context.runner.reference(line.case)
-    return kinks.jumps_between(reference, line.name, _STEPS[-1] * line.direction) and _agrees(context, line)
+    return kinks.jumps_between(reference, line.name, STEPS[-1] * line.direction) and _agrees(context, line)
 
 
 def _agrees(context: StageContext, line: Line) -> bool:
@@ -306,12 +145,23 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     out = CaseOutcome()
     run = context.runner.run(case)
     grads = {k.removeprefix("grad "): g for k, g in run.grads.items() if g is not None and g.numel()}
+    if _too_coarse(context, lines := _lines(context, case, grads)):
+        if derivative_by_reference(context, case, lines):
+            out.notes.append(
+                f"in {case.dtype} the forward is too coarse for differences: the gradient of the reference, with which "
+                "oracle compares, is the derivative of its forward; level full differentiates the op"
+            )
+            out.power, out.power_text = None, "by the reference"
+            return out
+        if findings := _of_reference(context, case):
+            out.findings += findings
+            return out
     directions = context.budget.directions
     together = _together(context, case, grads)
     powers = list(together.values())
     if powers:
         out.notes.append("all inputs moved at once, as kernels run without a GPU; level full moves each alone")
-    out.notes += [_no_power(context, name) for name, power in together.items() if power > _WEAK]
+    out.notes += [_no_power(context, name) for name, power in together.items() if power > WEAK]
     for name, grad in grads.items():
         if name in together:
             continue
@@ -336,7 +186,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         relative.sort()
         if relative:
             powers.append(relative[len(relative) // 2])
-            if relative[len(relative) // 2] > _WEAK:
+            if relative[len(relative) // 2] > WEAK:
                 out.notes.append(_no_power(context, name))
     out.power = max(powers, default=None)
     out.power_text = f"relative error {out.power:.1e}" if out.power is not None else "no gradient to check"
@@ -345,6 +195,35 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 def _no_power(context: StageContext, name: str) -> str:
     return f"no power for grad {name} in {context.runner.dtype}: the forward is too coarse for differences"
+
+
+def _lines(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) -> list[Line]:
+    """The first line of each input."""
+    return [Line(context.runner, case, name, grad, _direction(context, case, name, 0)) for name, grad in grads.items()]
+
+
+def _too_coarse(context: StageContext, lines: list[Line]) -> bool:
+    """At level quick, for kernels without a GPU: whether the oracle has looked more closely than any line would.
+
+    In 8 bits a line says nothing below 0.3 to 0.7 of a gradient, which the oracle has compared to a hundredth: what is
+    left is a mistake that the reference has too, and that its own line in float64 shows at two forwards an input. The
+    lines of a kernel with four inputs took 70 runs. In 11 bits too, where a reference takes long.
+    """
+    if not (lines and context.emulated() and context.level == "quick" and context.spec.reference is not None):
+        return False
+    unit = lines[0].unit
+    return unit > tolerance.TF32 or (unit == tolerance.TF32 and context.cost.is_dear(context.runner))
+
+
+def _of_reference(context: StageContext, case: Case) -> list[Finding]:
+    """What this stage finds of the reference in float64, which has compared like the op; none at a kink."""
+    spec = replace(context.spec, fn=context.spec.reference, dtypes=("float64",))
+    reference = StageContext.of(spec, "float64", level=context.level, seed=context.runner.seed)
+    try:
+        found = check(reference, case.but(dtype="float64")).findings
+    except (OpRaised, NotApplicable):  # it takes no float64 beside what has a dtype of its own
+        return []
+    return [replace(finding, case=case) for finding in found]
 
 
 def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -357,24 +236,18 @@ def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor])
     """
     if not context.emulated() or context.level != "quick" or len(grads) < 2:
         return {}
-    first, *others = (
-        Line(context.runner, case, name, grad, _direction(context, case, name, 0)) for name, grad in grads.items()
-    )
+    first, *others = _lines(context, case, grads)
     value, allowed = replace(first, others=tuple(others)).judge()
     if not abs(value) <= allowed < math.inf:
         return {}
     powers = {at.name: allowed / at.size() if at.size() > 0 else math.inf for at in (first, *others)}
-    if max(powers.values()) <= _TOGETHER:
+    if max(powers.values()) <= CLEAR:
         return powers
     if context.spec.reference is None or first.unit < tolerance.TF32:
         return {}
-    if context.cost.is_dear(context.runner):
-        return powers
     # The noise of one may be that of another, so each that is weak is asked for its own.
     here = context.runner.forward(case)
-    return {
-        at.name: powers[at.name] for at in (first, *others) if powers[at.name] <= _WEAK or at.closer().is_weak(here)
-    }
+    return {at.name: powers[at.name] for at in (first, *others) if powers[at.name] <= WEAK or at.closer().is_weak(here)}
 
 
 def _confirmed(line: Callable[[int], Line], first: int) -> bool:
