@@ -316,3 +316,27 @@ def test_level_quick_looks_for_none_in_large_tensors_and_says_so(monkeypatch):
     (result,) = rg.verify(broken, level="quick", only=["kinks"]).stages
     assert "no kinks are looked for" in result.notes[0]
     assert rg.verify(broken, level="full", only=["kinks"]).findings
+
+
+def _stable(x):
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def test_a_largest_number_that_cancels_is_no_kink():
+    healthy = rg.verify(_stable, reference=_stable, inputs=dict(x=rg.tensor("M", "N")), level="quick", only=["kinks"])
+    assert (healthy.stage("kinks").status, healthy.stage("kinks").runs) == ("passed", 0)
+    spec = rg.op(_stable, _stable, dict(x=rg.tensor("M", "N")))
+    context = StageContext.of(spec, "float32")
+    assert context.oracle.truth(context.base).switches == frozenset()
+
+
+@pytest.mark.parametrize("formula", [
+    lambda x: x / x.amax(-1, keepdim=True),
+    lambda x: (x - x.amax(-1, keepdim=True)).exp(),
+    lambda x: _stable(x) + torch.relu(x),
+    lambda x: _stable(x) * x.max(-1, keepdim=True).values,
+])  # fmt: skip
+def test_one_that_does_not_cancel_is(formula):
+    context = StageContext.of(rg.op(formula, formula, dict(x=rg.tensor("M", "N"))), "float32")
+    assert context.oracle.truth(context.base).switches

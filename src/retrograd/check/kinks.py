@@ -12,14 +12,16 @@ and selections inside the reference decide, and whether they decide otherwise ne
 from __future__ import annotations
 
 import itertools
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from retrograd.check import tolerance
 from retrograd.check.inputs import differentiable
-from retrograd.check.operators import JUMPING
+from retrograd.check.operators import EXTREMA, JUMPING, about
 from retrograd.check.outputs import as_real, like
 from retrograd.check.own_mistakes import may_refuse
 from retrograd.check.reference import Reference, Results
@@ -152,6 +154,40 @@ def _rounding(reference: Reference, number: int, times: float = 1.0, *, inputs: 
     unit, accumulate = (times * tolerance.KINK * u for u in units)
     seed = derive(reference.seed, "flips", number)
     return Float64(unit, accumulate, seed, reference.device, inputs=inputs, record=True)
+
+
+class _OtherExtrema(Float64):
+    """A run in which the largest and the least numbers that the formula takes are others, by a quarter to a half."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        chosen = about(func).name in EXTREMA and out.dtype == torch.float64
+        return out + (3 + self.noise(out)) / 8 if chosen else out
+
+
+def cancel(switches: Set[str], reference: Reference) -> bool:
+    """Whether all that a formula decides is a largest number that cancels, as a softmax takes off to keep exp in range.
+
+    Nothing else in it decides anything, so it is smooth in that number too: what is the same with another one here is
+    the same with any. In its backward autograd looks for the place of the number.
+    """
+    if not switches or not switches <= EXTREMA | {"eq"}:
+        return False
+    known, params = reference.batching.cancelling, reference.case.params
+    if params not in known:
+        known[params], mode = False, Float64()
+        with may_refuse():
+            here, there = (reference.outputs(m).inexact for m in (mode, _OtherExtrema()))
+            alike = all(_same(as_real(t), as_real(there[name])) for name, t in here.items())
+            known[params] = alike and mode.switches <= EXTREMA
+    return known[params]
+
+
+def _same(t: torch.Tensor, other: torch.Tensor) -> bool:
+    finite = t.isfinite()
+    largest = torch.where(finite, t.abs(), 0.0).amax() if t.numel() else 0.0
+    apart = torch.where(finite, t - other, 0.0).abs()
+    return bool((finite == other.isfinite()).all()) and bool((apart <= 2.0**-40 * largest).all())
 
 
 def _forward_only(*_: object) -> Results:

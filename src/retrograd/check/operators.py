@@ -37,15 +37,17 @@ repeat floor_divide index_put squeeze unsqueeze view expand permute
 # Results of operators that are exact beside others that are not: which classes are targets, as 0 and 1.
 EXACT_RESULTS = {"multilabel_margin_loss_forward": (1,)}
 
-# Smooth wherever they are defined: a reference made of these alone has no kink to look for.
+# Smooth wherever they are defined: a reference made of these alone has no kink to look for. Of where, what has made the
+# condition decides.
 SMOOTH = _names("""
 add sub rsub mul div neg pow square sqrt rsqrt reciprocal exp expm1 log log1p erf erfc tanh tanh_backward sin cos
+tan sinh cosh asin acos atan asinh acosh atanh exp2 log2 log10 logaddexp logaddexp2 logcumsumexp lgamma erfinv logit
 sigmoid sigmoid_backward sum mean cumsum mm bmm addmm baddbmm dot mv convolution convolution_backward var var_mean
 std std_mean addcmul addcdiv real
 _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp gelu gelu_backward
 silu silu_backward mish mish_backward softplus softplus_backward native_layer_norm native_layer_norm_backward
 native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward mse_loss mse_loss_backward
-nll_loss_forward nll_loss_backward
+nll_loss_forward nll_loss_backward where
 view _unsafe_view reshape expand permute transpose t squeeze unsqueeze slice select as_strided detach clone copy_
 _to_copy to alias split split_with_sizes unbind cat stack flip roll repeat constant_pad_nd select_backward
 slice_backward tril triu diagonal index index_put index_select index_add gather scatter_add embedding

@@ -59,7 +59,7 @@ class Truth:
         stored: the dtypes of results by name, where they are known.
         eager: the reference run in the op's own precision, as float64.
         peak: the largest number met on the way (of cases with values other than ordinary ones).
-        switches: the operators in it that may have a kink.
+        switches: the operators in it that may have a kink; none where all that they decide cancels.
         terms: the sizes of what adds up to each gradient.
         spread: root of the mean square of what random rounding changes, in as many runs as asked for.
         runs: how many `tol` rests on.
@@ -176,8 +176,10 @@ def truth_of(
         elif name in terms:  # no gradient is one of zeros
             floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), None, unit, terms[name])
 
-    spreads = _Spreads(reference, order, exact, bool(plain.switches))
-    return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spreads, runs)
+    switches = frozenset(plain.switches)
+    switches = frozenset() if kinks.cancel(switches, reference) else switches
+    spreads = _Spreads(reference, order, exact, bool(switches))
+    return Truth(exact, floor, stored, eager, plain.peak, switches, terms, spreads, runs)
 
 
 def _exact(reference: Reference, order: DerivativeOrder) -> ExactRun:

@@ -144,7 +144,7 @@ def gradient_of(name: str) -> DerivativeOrder:
 
 @dataclass
 class Batching:
-    """Whether several runs of a reference can be made at once; shared by the cases of an op, which it sees in float64.
+    """What is known of a reference: whether several runs can be made at once, and more; shared by the cases of an op.
 
     Attributes:
         allowed: nothing speaks against it.
@@ -152,12 +152,14 @@ class Batching:
         checked: of parameters, sizes and orders at which such runs gave what each gives alone, the elements of a run.
         unchanged: parameters and sizes at which a run in float64 has shown that its mode changes nothing, and what else
             that has noted. It shows that of others where runs can be made at once: then none asks what its inputs hold.
+        cancelling: of parameters, whether all that the reference decides cancels (`kinks.cancel`).
     """
 
     allowed: bool = False
     refused: set[DerivativeOrder] = field(default_factory=set)
     checked: dict[Any, int] = field(default_factory=dict)
     unchanged: dict[Any, Float64] = field(default_factory=dict)
+    cancelling: dict[Any, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,21 @@ def _chooses(name: str, args: tuple[Any, ...]) -> bool:
     return len(args) > place and args[place] in (math.inf, -math.inf, 0)
 
 
+def _may_decide(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator may make a kink or a jump of numbers that it is given.
+
+    A mask made of rows and columns decides nothing that inputs do. What numbers become when they are made whole does.
+    """
+    if name == "_to_copy":
+        dtype = kwargs.get("dtype")
+        return dtype is not None and not dtype.is_floating_point and not dtype.is_complex and _floating(args[0])
+    return name not in SMOOTH and any(map(_floating, tree_leaves(args)))
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
 def _size(value: Any) -> Any:
     """The sizes of what a sum adds up."""
     return value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
@@ -264,7 +279,7 @@ class Float64(UnwrappedMode):
             name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
             if kwargs.get("dtype") in _LIFTED:
                 kwargs, self.changes = kwargs | {"dtype": _LIFTED[kwargs["dtype"]]}, True
-        if not self._inside and name not in SMOOTH:
+        if not self._inside and _may_decide(name, args, kwargs):
             self.switches.add(name)
         if name in PRODUCTS:
             self.matrices = True
