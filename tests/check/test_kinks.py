@@ -340,3 +340,20 @@ def test_a_largest_number_that_cancels_is_no_kink():
 def test_one_that_does_not_cancel_is(formula):
     context = StageContext.of(rg.op(formula, formula, dict(x=rg.tensor("M", "N"))), "float32")
     assert context.oracle.truth(context.base).switches
+
+
+def _rows(n):
+    return torch.arange(n)[:, None]
+
+
+@pytest.mark.parametrize(("decides", "formula"), [
+    (False, lambda x: x.masked_fill(_rows(x.shape[0]) < torch.arange(x.shape[1]), 0.0).exp()),
+    (False, lambda x: torch.where((_rows(x.shape[0]) // 2 == 1) & ~torch.ones(1, dtype=torch.bool), x, x * 2)),
+    (True, lambda x: torch.where(x > 0, x, 2 * x)),
+    (True, lambda x: torch.where(x.long() == 0, x, 2 * x)),
+    (True, lambda x: x.bool() * x * 2),
+    (True, lambda x: x.nan_to_num(0.0).sort(-1).values),
+])  # fmt: skip
+def test_masks_of_rows_and_columns_decide_nothing(decides, formula):
+    context = StageContext.of(rg.op(formula, formula, dict(x=rg.tensor("M", "N"))), "float32")
+    assert bool(context.oracle.truth(context.base).switches) == decides

@@ -289,3 +289,16 @@ def test_what_is_no_number_in_both_says_nothing_of_how_near_two_runs_are(far):
         assert near(other, one) == (not far)
         other[0] = number  # and in one of them alone it is another dimension
         assert not near(other, one)
+
+
+@pytest.mark.parametrize("far", [0.0, 1.0])
+def test_large_runs_are_held_against_each_other_by_a_sample(far):
+    generator = torch.Generator().manual_seed(0)
+    t = torch.randn(4, 64, 512, dtype=torch.float64, generator=generator)
+    assert near(t * (1 + 1e-4) + far, t) == (not far)
+    # Where few elements hold all of the size, the rest may be rounding: they are asked.
+    t *= 1e-9
+    t[0, 1, 2] = 1.0
+    assert near(t + 1e-9 * torch.randn(t.shape, dtype=t.dtype, generator=generator), t)
+    assert near(torch.zeros_like(t), torch.zeros_like(t))
+    assert not near(t, torch.zeros_like(t))
