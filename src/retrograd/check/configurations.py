@@ -92,8 +92,9 @@ def compare(context: StageContext, case: Case) -> CaseOutcome:
     if session is None or not session.configurations or (on_gpu and not context.every_configuration):
         return out
     first = _Configured(context, case, None if on_gpu else 0)
-    if first.findings:
-        return out  # told by the stages that compare
+    # What is wrong the stages tell that compare. Where an op keeps what a tuner has chosen there is nothing to choose.
+    if first.findings or not first.session.configurations:
+        return out
     numbers = _numbers(context, first.session.configurations)
     differing, compared = list[_Configured](), 1
     for number in shard(context, numbers, f"{len(numbers)} more {_LABEL}"):
