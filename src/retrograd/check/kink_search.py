@@ -81,11 +81,12 @@ def _search(reference: Reference, name: str, length: float, share: float, trail:
     if rule and rule.range:
         low, high = low.clamp(*rule.range), high.clamp(*rule.range)
 
-    at_once = _AT_ONCE if trail is _slopes and runs_at_once(reference) else 1
-    shares = torch.linspace(0, 1, 2**at_once + 1, dtype=low.dtype, device=low.device)
-    shares = shares.view(-1, *[1] * low.ndim)
     with may_refuse():  # values beyond those that it was described with
         ends = trail(reference, name, torch.stack((low, high)) - value)
+        # Known since these runs at the latest: which kinks are met must not depend on the stages before.
+        at_once = _AT_ONCE if trail is _slopes and runs_at_once(reference) else 1
+        shares = torch.linspace(0, 1, 2**at_once + 1, dtype=low.dtype, device=low.device)
+        shares = shares.view(-1, *[1] * low.ndim)
         if bool((ends[0] == ends[1]).all()):
             return _no_kinks(value)
         # A decision has fallen otherwise or has not; of a gradient, what counts is a change of a share of it.
