@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import finite_differences
-from retrograd.check.cost import CostLimit
-from retrograd.check.op_runner import ForwardPass
 from retrograd.check.stages import StageContext
-from retrograd.check.stages._lines import Line
 
 _PATH = Path(__file__).resolve().parent.parent / "mutants" / "adjoint.py"
 _MODULE = importlib.util.spec_from_file_location("adjoint_mutants", _PATH)
@@ -171,37 +167,10 @@ def test_a_sharp_input_beside_a_coarse_one_has_its_own_power(fn, weak, emulated,
 
     right, wrong = verified(1), verified(2)
     notes = [note for note in right.stage("adjoint").notes if "no power" in note]
-    assert [note.split()[4] for note in notes] == weak
+    # Of kernels without a GPU it is the reference that says it, in float64.
+    assert [note.split()[4] for note in notes] == ([] if emulated else weak)
     assert right.verdict == "proved"
     assert [f.tensor for f in wrong.findings] == ["grad x"]
-
-
-def test_what_rounding_hides_of_an_input_is_known_without_its_backward(monkeypatch):
-    """As all close points with their backwards say, which is what it rests on where forwards alone do not."""
-    monkeypatch.setattr(StageContext, "emulated", lambda self: True)
-    said, backwards = {}, [0]
-    is_weak, backward = Line.is_weak, ForwardPass.backward
-
-    def counted(self, *args):
-        backwards[0] += 1
-        return backward(self, *args)
-
-    def noted(self, here):
-        backwards[0] = 0
-        said[self.name] = is_weak(self, here), backwards[0]
-        assert replace(self, known=None)._is_weak(*self.noises()) == said[self.name][0]
-        return said[self.name][0]
-
-    monkeypatch.setattr(Line, "is_weak", noted)
-    monkeypatch.setattr(ForwardPass, "backward", counted)
-
-    def fn(x, stored, forwards):
-        jumps = torch.floor(2000 * forwards) / 40
-        return torch.cat([300 * x.sin(), 0.01 * stored.sin() + 8, forwards.sin() + jumps - 50 * forwards.detach()])
-
-    inputs = {name: rg.tensor("M", "N") for name in ("x", "stored", "forwards")}
-    assert rg.verify(rg.op(fn, fn, inputs, dtypes=["float16"]), level="quick", only=["adjoint"]).verdict == "proved"
-    assert said == {"stored": (True, 0), "forwards": (True, 0)}
 
 
 def _kernel(fn, dtype, inputs=None):
@@ -210,25 +179,21 @@ def _kernel(fn, dtype, inputs=None):
     return report.stage("adjoint")
 
 
-def test_in_8_bits_it_is_the_reference_that_is_differentiated(monkeypatch):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_few_bits_it_is_the_reference_that_is_differentiated(dtype, monkeypatch):
     """Lines of a kernel without a GPU say less than the oracle; only a mistake of both is left, which this shows too."""
     monkeypatch.setattr(StageContext, "emulated", lambda self: True)
-    right = _kernel(lambda x, y: x * y.exp(), "bfloat16")
+    right = _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.exp()]), dtype)
     assert (right.status, right.power, right.power_text, right.runs) == ("passed", None, "by the reference", 1)
     assert "too coarse for differences" in right.notes[0]
-    wrong = _kernel(lambda x, y: x * y.detach().exp() + 0 * y, "bfloat16")
+    wrong = _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.detach().exp() + 0 * y]), dtype)
     assert [finding.tensor for finding in wrong.findings] == ["grad y"]
     assert "the reference has the same mistake" in wrong.findings[0].what
-    assert _kernel(lambda x, y: x * y.exp(), "float16").power > 0
+    assert _kernel(lambda x, y: x * y.exp(), "float32").power > 0
 
 
-def test_so_it_is_in_11_bits_beside_a_reference_that_takes_long(monkeypatch):
+def test_at_kinks_differences_say_nothing_of_a_reference_and_lines_of_the_op_have_to(monkeypatch):
     monkeypatch.setattr(StageContext, "emulated", lambda self: True)
-    monkeypatch.setattr(CostLimit, "is_dear", lambda self, runner: True)
-    assert _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.sin()]), "float16").power_text == "by the reference"
-    wrong = _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.detach().sin() + 0 * y]), "float16")
-    assert [finding.tensor for finding in wrong.findings] == ["grad y"]
-    # At kinks differences say nothing of a reference either, and lines of the op have to.
     x = torch.randn(7, 48, generator=torch.Generator().manual_seed(0)).relu()
     kinks = _kernel(lambda x, y: x.relu() * y, "float16", dict(x=x, y=x + 1))
     assert kinks.findings == ()

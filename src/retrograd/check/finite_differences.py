@@ -93,11 +93,6 @@ def extrapolate(
     return limit
 
 
-def least_error(steps: Sequence[float], sigma: float) -> float:
-    """The error of `extrapolate` where the function is a straight line."""
-    return _rounding(sigma, steps[1])  # the first step has no other beside it
-
-
 def _rounding(sigma: float, step: float) -> float:
     return tolerance.NOISE_SIGMAS * sigma / (math.sqrt(2) * step)
 

@@ -107,11 +107,6 @@ class Line:
             self.known = known if len(values) == finite_differences.POINTS else (math.inf, math.inf)
         return self.known
 
-    def forward_noise(self) -> float:
-        """Noise of the function alone, which takes no backward."""
-        values = [self._left(inputs, self.terms(forward)) for inputs, forward in self._close_points()]
-        return finite_differences.noise(values) if len(values) == finite_differences.POINTS else math.inf
-
     def _close_points(self) -> Iterator[tuple[dict[str, Any], ForwardPass]]:
         """Inputs a few roundings apart, and the op there; they end early where it raises."""
         spacing = _CLOSE * self.unit
@@ -139,21 +134,6 @@ class Line:
         size = math.hypot(*(line.size() for line in (self, *self.others)))
         limit = finite_differences.extrapolate(self.unexplained, STEPS, self.noises()[0], size)
         return limit.value, self._allowed(limit.error, self.noises()[1])
-
-    def is_weak(self, here: ForwardPass) -> bool:
-        """Whether the gradient may leave too much unexplained at best; at a quarter of the price of `judge` or less.
-
-        Less where the digits in which the forward that ran at this point is stored say so, which are the least noise
-        there is, or forwards alone do.
-        """
-        return (
-            self._is_weak(self._stored(here, self.terms(here)), 0.0)
-            or self._is_weak(self.forward_noise(), 0.0)
-            or self._is_weak(*self.noises())
-        )
-
-    def _is_weak(self, value: float, slope: float) -> bool:
-        return self._allowed(finite_differences.least_error(STEPS, value), slope) > WEAK * self.size()
 
     def _allowed(self, error: float, slope: float) -> float:
         lines = (self, *self.others)

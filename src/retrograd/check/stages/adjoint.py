@@ -145,23 +145,14 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     out = CaseOutcome()
     run = context.runner.run(case)
     grads = {k.removeprefix("grad "): g for k, g in run.grads.items() if g is not None and g.numel()}
-    if _too_coarse(context, lines := _lines(context, case, grads)):
-        if derivative_by_reference(context, case, lines):
-            out.notes.append(
-                f"in {case.dtype} the forward is too coarse for differences: the gradient of the reference, with which "
-                "oracle compares, is the derivative of its forward; level full differentiates the op"
-            )
-            out.power, out.power_text = None, "by the reference"
-            return out
-        if findings := _of_reference(context, case):
-            out.findings += findings
-            return out
+    lines = _lines(context, case, grads)
+    if _too_coarse(context, lines) and (by_reference := _of_reference(context, case, lines)) is not None:
+        return by_reference
     directions = context.budget.directions
     together = _together(context, case, grads)
     powers = list(together.values())
     if powers:
         out.notes.append("all inputs moved at once, as kernels run without a GPU; level full moves each alone")
-    out.notes += [_no_power(context, name) for name, power in together.items() if power > WEAK]
     for name, grad in grads.items():
         if name in together:
             continue
@@ -205,34 +196,37 @@ def _lines(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) ->
 def _too_coarse(context: StageContext, lines: list[Line]) -> bool:
     """At level quick, for kernels without a GPU: whether the oracle has looked more closely than any line would.
 
-    In 8 bits a line says nothing below 0.3 to 0.7 of a gradient, which the oracle has compared to a hundredth: what is
-    left is a mistake that the reference has too, and that its own line in float64 shows at two forwards an input. The
-    lines of a kernel with four inputs took 70 runs. In 11 bits too, where a reference takes long.
+    In 8 bits a line says nothing below 0.3 to 0.7 of a gradient, in 11 mostly below a tenth, which the oracle has
+    compared to a hundredth and better: what is left is a mistake that the reference has too, and that its own line in
+    float64 shows at two forwards an input. The lines of a kernel with four inputs took 70 runs.
     """
     if not (lines and context.emulated() and context.level == "quick" and context.spec.reference is not None):
         return False
-    unit = lines[0].unit
-    return unit > tolerance.TF32 or (unit == tolerance.TF32 and context.cost.is_dear(context.runner))
+    return lines[0].unit >= tolerance.TF32
 
 
-def _of_reference(context: StageContext, case: Case) -> list[Finding]:
-    """What this stage finds of the reference in float64, which has compared like the op; none at a kink."""
+def _of_reference(context: StageContext, case: Case, lines: list[Line]) -> CaseOutcome | None:
+    """What the reference says in float64, which compares like the op; None where it says nothing, as at a kink."""
+    if derivative_by_reference(context, case, lines):
+        note = (
+            f"in {case.dtype} the forward is too coarse for differences: the gradient of the reference, with which "
+            "oracle compares, is the derivative of its forward; level full differentiates the op"
+        )
+        return CaseOutcome(notes=[note], power=None, power_text="by the reference")
     spec = replace(context.spec, fn=context.spec.reference, dtypes=("float64",))
     reference = StageContext.of(spec, "float64", level=context.level, seed=context.runner.seed)
     try:
-        found = check(reference, case.but(dtype="float64")).findings
+        findings = check(reference, case.but(dtype="float64")).findings
     except (OpRaised, NotApplicable):  # it takes no float64 beside what has a dtype of its own
-        return []
-    return [replace(finding, case=case) for finding in found]
+        return None
+    return CaseOutcome([replace(finding, case=case) for finding in findings]) if findings else None
 
 
 def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) -> dict[str, float]:
     """At level quick, for kernels without a GPU: all inputs moved at once, which costs as much as one of them.
 
-    The smallest relative errors that this would have shown, by input; the others want a line of their own: all, where
-    it shows something or says little of one that a closer look may say more of. In 11 bits and fewer none says much,
-    and the oracle has looked more closely; there those that are left are such that a line alone may say anything of,
-    which is not asked where a reference takes long: for the five inputs of a chunked recurrence it is 60 of 90 runs.
+    The smallest relative errors that this would have shown, by input; nothing where it shows something, or says little
+    of one: then all want a line of their own.
     """
     if not context.emulated() or context.level != "quick" or len(grads) < 2:
         return {}
@@ -241,13 +235,7 @@ def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor])
     if not abs(value) <= allowed < math.inf:
         return {}
     powers = {at.name: allowed / at.size() if at.size() > 0 else math.inf for at in (first, *others)}
-    if max(powers.values()) <= CLEAR:
-        return powers
-    if context.spec.reference is None or first.unit < tolerance.TF32:
-        return {}
-    # The noise of one may be that of another, so each that is weak is asked for its own.
-    here = context.runner.forward(case)
-    return {at.name: powers[at.name] for at in (first, *others) if powers[at.name] <= WEAK or at.closer().is_weak(here)}
+    return powers if max(powers.values()) <= CLEAR else {}
 
 
 def _confirmed(line: Callable[[int], Line], first: int) -> bool:
