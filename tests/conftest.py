@@ -52,6 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in gone]
 
 
+@pytest.fixture
+def much_memory() -> Iterator[None]:
+    """Of a GPU, given back at the end: PyTorch keeps it, and of 16 workers on one others ran out of 140 GB."""
+    yield
+    torch.cuda.empty_cache()
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """Where kernels run: "cuda", or "cpu" where they are executed without it."""

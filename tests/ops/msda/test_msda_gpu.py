@@ -38,7 +38,7 @@ def test_the_same_bits_every_time(place):
         assert all(torch.equal(got[name], want[name]) for name in want)
 
 
-def test_more_than_2_31_elements():
+def test_more_than_2_31_elements(much_memory):
     """The last pixel of the last head of a value of 4.3 GB, found with offsets of 64 bits."""
     if torch.cuda.mem_get_info()[0] < 16 << 30:
         pytest.skip("needs 16 GB")

@@ -208,7 +208,7 @@ def test_quack_under_compile(prenorm, device):
     not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 60 * 2**30,
     reason="five tensors of more than 2**31 bfloat16 elements",
 )
-def test_quack_more_than_2_31_elements():
+def test_quack_more_than_2_31_elements(much_memory):
     m, n = 32768, 131072
     generator = torch.Generator("cuda").manual_seed(7)
     x, grad_y = (torch.randn(m, n, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(2))
