@@ -349,6 +349,7 @@ def _rows(n):
 @pytest.mark.parametrize(("decides", "formula"), [
     (False, lambda x: x.masked_fill(_rows(x.shape[0]) < torch.arange(x.shape[1]), 0.0).exp()),
     (False, lambda x: torch.where((_rows(x.shape[0]) // 2 == 1) & ~torch.ones(1, dtype=torch.bool), x, x * 2)),
+    (False, lambda x: x.unfold(0, 3, 2).square().sum(-1)),
     (True, lambda x: torch.where(x > 0, x, 2 * x)),
     (True, lambda x: torch.where(x.long() == 0, x, 2 * x)),
     (True, lambda x: x.bool() * x * 2),

@@ -78,15 +78,8 @@ def summed_by_adding(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
     tl.atomic_add(y_ptr, tl.sum(total, 0))
 
 
-def elementwise(function: Any, tuned: list[Any], around: Any = lambda kernel: kernel, **pruning: Any) -> Any:
-    kernel = triton.autotune(tuned, key=["N"], **pruning)(around(triton.jit(function)))
-
-    def launch(x):
-        x = x.contiguous()
-        y = torch.zeros_like(x)
-        if x.numel():
-            kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
-        return y
+def differentiable(launch: Any) -> Any:
+    """An op whose backward is its forward."""
 
     class Double(torch.autograd.Function):
         @staticmethod
@@ -99,6 +92,19 @@ def elementwise(function: Any, tuned: list[Any], around: Any = lambda kernel: ke
             return launch(dy)
 
     return Double.apply
+
+
+def elementwise(function: Any, tuned: list[Any], around: Any = lambda kernel: kernel, **pruning: Any) -> Any:
+    kernel = triton.autotune(tuned, key=["N"], **pruning)(around(triton.jit(function)))
+
+    def launch(x):
+        x = x.contiguous()
+        y = torch.zeros_like(x)
+        if x.numel():
+            kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+        return y
+
+    return differentiable(launch)
 
 
 def keeping(function: Any, tuned: list[Any]) -> Any:
@@ -115,17 +121,7 @@ def keeping(function: Any, tuned: list[Any]) -> Any:
             kernel.fn[(triton.cdiv(x.numel(), chosen["BLOCK"]),)](x, y, x.numel(), **chosen)
         return y
 
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(_, x):
-            return launch(x)
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(_, dy):
-            return launch(dy)
-
-    return Double.apply
+    return differentiable(launch)
 
 
 def sum_of_all(function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr",)) -> Any:

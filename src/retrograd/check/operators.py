@@ -47,10 +47,14 @@ std std_mean addcmul addcdiv real
 _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp gelu gelu_backward
 silu silu_backward mish mish_backward softplus softplus_backward native_layer_norm native_layer_norm_backward
 native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward mse_loss mse_loss_backward
-nll_loss_forward nll_loss_backward where
+nll_loss_forward nll_loss_backward log_sigmoid_forward log_sigmoid_backward lerp prod cumprod where
 view _unsafe_view reshape expand permute transpose t squeeze unsqueeze slice select as_strided detach clone copy_
 _to_copy to alias split split_with_sizes unbind cat stack flip roll repeat constant_pad_nd select_backward
-slice_backward tril triu diagonal index index_put index_select index_add gather scatter_add embedding
+slice_backward select_scatter slice_scatter diagonal_backward diagonal_scatter unfold_backward im2col col2im scatter
+avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
+reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward replication_pad1d
+replication_pad1d_backward replication_pad2d replication_pad2d_backward _fft_r2c _fft_c2c _fft_c2r
+tril triu diagonal index index_put index_select index_add gather scatter_add embedding
 embedding_dense_backward masked_fill lift_fresh zeros zeros_like ones ones_like full full_like empty empty_like
 new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill zero_ fill_ scalar_tensor arange
 _efficientzerotensor
@@ -102,7 +106,6 @@ class OperatorTraits:
         exact: whether its results are, unless they add up.
         decomposition: what it is taken apart into; None where it is not.
         zeros: whether it makes zeros without memory.
-        smooth: whether it is among `SMOOTH`.
         in_place: whether it changes its first operand, by its name.
         view: whether all that it does is to look at memory that it was given in another way.
     """
@@ -113,7 +116,6 @@ class OperatorTraits:
     exact: bool
     decomposition: Any
     zeros: bool
-    smooth: bool
     in_place: bool
     view: bool
 
@@ -131,7 +133,7 @@ def about(func: Any) -> OperatorTraits:
         view = bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
         view = view and not in_place and taken_apart is None and name not in ADDING
         operator = OperatorTraits(
-            func, name, returns_alias, exact, taken_apart, zeros, name in SMOOTH, in_place, view
+            func, name, returns_alias, exact, taken_apart, zeros, in_place, view
         )  # fmt: skip
         _KNOWN[id(func)] = operator
     return operator

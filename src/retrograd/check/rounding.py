@@ -98,7 +98,7 @@ def _may_decide(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     if name == "_to_copy":
         dtype = kwargs.get("dtype")
         return dtype is not None and not dtype.is_floating_point and not dtype.is_complex and _floating(args[0])
-    return name not in SMOOTH and any(map(_floating, tree_leaves(args)))
+    return SMOOTH.isdisjoint((name, name.removesuffix("_"))) and any(map(_floating, tree_leaves(args)))
 
 
 def _floating(value: Any) -> bool:
@@ -279,7 +279,7 @@ class Float64(UnwrappedMode):
             name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
             if kwargs.get("dtype") in _LIFTED:
                 kwargs, self.changes = kwargs | {"dtype": _LIFTED[kwargs["dtype"]]}, True
-        if not self._inside and _may_decide(name, args, kwargs):
+        if not (self._inside or operator.view) and _may_decide(name, args, kwargs):
             self.switches.add(name)
         if name in PRODUCTS:
             self.matrices = True
@@ -319,8 +319,6 @@ class Float64(UnwrappedMode):
 
     def _view(self, operator: OperatorTraits, args: Any) -> Any:
         """Most operators of a recurrence are views, above all of several runs at once: nothing is to be rounded."""
-        if not (operator.smooth or self._inside):
-            self.switches.add(operator.name)
         out = _viewed(operator.overload, args)
         self.elements += out.numel() if not self.unit and isinstance(out, torch.Tensor) else 0
         return out
