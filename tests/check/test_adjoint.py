@@ -184,11 +184,14 @@ def test_in_few_bits_it_is_the_reference_that_is_differentiated(dtype, monkeypat
     """Lines of a kernel without a GPU say less than the oracle; only a mistake of both is left, which this shows too."""
     monkeypatch.setattr(StageContext, "emulated", lambda self: True)
     right = _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.exp()]), dtype)
-    assert (right.status, right.power, right.power_text, right.runs) == ("passed", None, "by the reference", 1)
+    assert (right.status, right.power, right.power_text, right.runs) == ("passed", None, "by the reference", 2)
     assert "too coarse for differences" in right.notes[0]
     wrong = _kernel(lambda x, y: torch.cat([3000 * x.sin(), y.detach().exp() + 0 * y]), dtype)
     assert [finding.tensor for finding in wrong.findings] == ["grad y"]
     assert "the reference has the same mistake" in wrong.findings[0].what
+    alone = with_backward(lambda x, y: x + y, lambda dy, x, y: (dy, -dy))  # without oracle, and not by the reference
+    own = rg.op(alone, lambda x, y: x + y, {name: rg.tensor("M", "N") for name in ("x", "y")}, dtypes=[dtype])
+    assert [f.tensor for f in rg.verify(own, level="quick", only=["adjoint"]).findings] == ["grad y"]
     assert _kernel(lambda x, y: x * y.exp(), "float32").power > 0
 
 
