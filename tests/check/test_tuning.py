@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import tuning
@@ -142,17 +143,8 @@ def double(off: int) -> Any:
             kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
         return y
 
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(_, x):
-            return launch(x)
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(_, dy):
-            return launch(dy)
-
-    return rg.op(Double.apply, lambda x: 2 * x, dict(x=rg.tensor("M", "N")), sizes=dict(M=(1, 4), N=(1, 9)))
+    twice = with_backward(launch, lambda dy, _: launch(dy), once=True)
+    return rg.op(twice, lambda x: 2 * x, dict(x=rg.tensor("M", "N")), sizes=dict(M=(1, 4), N=(1, 9)))
 
 
 def determinism(off: int, **options: Any) -> Any:

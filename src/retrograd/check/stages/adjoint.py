@@ -149,7 +149,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     if _too_coarse(context, lines) and (by_reference := _of_reference(context, case, lines)) is not None:
         return by_reference
     directions = context.budget.directions
-    together = _together(context, case, grads)
+    together = _together(lines)
     powers = list(together.values())
     if powers:
         out.notes.append("all inputs moved at once, as kernels run without a GPU; level full moves each alone")
@@ -189,20 +189,20 @@ def _no_power(context: StageContext, name: str) -> str:
 
 
 def _lines(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) -> list[Line]:
-    """The first line of each input."""
+    """The first line of each input, at level quick for kernels without a GPU, which take long; of others none."""
+    if not (context.emulated() and context.level == "quick"):
+        return []
     return [Line(context.runner, case, name, grad, _direction(context, case, name, 0)) for name, grad in grads.items()]
 
 
 def _too_coarse(context: StageContext, lines: list[Line]) -> bool:
-    """At level quick, for kernels without a GPU: whether the oracle has looked more closely than any line would.
+    """Whether the oracle has looked more closely than any of these lines would.
 
     In 8 bits a line says nothing below 0.3 to 0.7 of a gradient, in 11 mostly below a tenth, which the oracle has
     compared to a hundredth and better: what is left is a mistake that the reference has too, and that its own line in
     float64 shows at two forwards an input. The lines of a kernel with four inputs took 70 runs.
     """
-    if not (lines and context.emulated() and context.level == "quick" and context.spec.reference is not None):
-        return False
-    return lines[0].unit >= tolerance.TF32
+    return bool(lines) and context.spec.reference is not None and lines[0].unit >= tolerance.TF32
 
 
 def _of_reference(context: StageContext, case: Case, lines: list[Line]) -> CaseOutcome | None:
@@ -224,15 +224,15 @@ def _of_reference(context: StageContext, case: Case, lines: list[Line]) -> CaseO
     return CaseOutcome([replace(finding, case=case) for finding in findings]) if findings else None
 
 
-def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) -> dict[str, float]:
-    """At level quick, for kernels without a GPU: all inputs moved at once, which costs as much as one of them.
+def _together(lines: list[Line]) -> dict[str, float]:
+    """All inputs moved at once, which costs as much as one of them.
 
     The smallest relative errors that this would have shown, by input; nothing where it shows something, or says little
     of one: then all want a line of their own.
     """
-    if not context.emulated() or context.level != "quick" or len(grads) < 2:
+    if len(lines) < 2:
         return {}
-    first, *others = _lines(context, case, grads)
+    first, *others = lines
     value, allowed = replace(first, others=tuple(others)).judge()
     if not abs(value) <= allowed < math.inf:
         return {}
