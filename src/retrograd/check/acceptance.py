@@ -26,6 +26,7 @@ GONE = "accepted-gone"
 LEVELS = ("quick", "full")
 
 _VALUES = ("wrong-value", "wrong-scale", "shape", "missing-gradient", "raises")  # of stages that ask the oracle
+_HEARD = ("address-read", "address-write", "race")  # of stages with cases of their own, of an executed kernel
 # Every kind that a stage tells; tests/check/test_acceptance.py reads the stages and compares.
 KINDS: dict[str, tuple[str, ...]] = {
     "contract": ("silent-none", "shape", "dtype", "device", "requires-grad", "subset", "output-subset", "raises"),
@@ -37,13 +38,13 @@ KINDS: dict[str, tuple[str, ...]] = {
     "algebra": ("not-linear", "zero", "raises"),
     "oracle": _VALUES,
     "adjoint": ("not-the-derivative", "raises"),
-    "layouts": _VALUES,
-    "shapes": (*_VALUES, "input"),
-    "kinks": ("beyond-kink", "raises"),
+    "layouts": (*_VALUES, *_HEARD),
+    "shapes": (*_VALUES, *_HEARD, "input"),
+    "kinks": ("beyond-kink", *_HEARD, "raises"),
     "state": (
         "kept-buffer", "carried-over", "second-backward", "two-graphs", "stale-copy", "stream", "device", "raises",
     ),
-    "extremes": (*_VALUES, "vanished", "spread", "not-finite"),
+    "extremes": (*_VALUES, *_HEARD, "vanished", "spread", "not-finite"),
     "determinism": (*_VALUES, "not-repeatable", "configuration"),
     "batch": ("batch-dependent", "raises"),
     "higher_order": (*_VALUES, "silently-constant", "does-not-raise"),

@@ -137,6 +137,8 @@ def _fewest(terms: dict[str, torch.Tensor], total: torch.Tensor, least: torch.Te
         ways = list[dict[str, float]]()
         for labels in combinations(terms, count):
             each = torch.stack([terms[label] for label in labels], -1)
+            if not bool(each.isfinite().all()):  # LAPACK refuses them
+                continue
             factors = torch.linalg.lstsq(each, total[:, None], driver="gelsd").solution[:, 0]
             left, size = (torch.linalg.vector_norm(t) for t in (each @ factors - total, each * factors))
             if bool(factors.all()) and bool(left <= least + tolerance.ZERO * size):

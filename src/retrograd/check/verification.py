@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from retrograd import config
-from retrograd.check import constraints, tuning
+from retrograd.check import constraints, kernel_faults, tuning
 from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline
 from retrograd.check.calling import mismatched_call, source_place
@@ -345,7 +345,10 @@ class Verification:
     def _try(self, stage: Stage, context: StageContext, case: Case) -> CaseOutcome | None:
         """The outcome of one case; None if it means nothing for the op, NotApplicable if that is the ordinary one."""
         try:
-            outcome = stage.check(context, case)
+            with kernel_faults.heard() as faults:
+                outcome = stage.check(context, case)
+            if stage.hears:
+                outcome.findings += kernel_faults.findings(faults, case, stage.id, context.told)
             outcome.findings = [replace(finding, stage=stage.id) for finding in outcome.findings]
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize(self.device)  # an illegal access is this case's fault, not the next one's

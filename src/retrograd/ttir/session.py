@@ -120,6 +120,11 @@ class Session:
             kept.choices = self._choices = triton_autotuning.ChosenConfigurations(self._start, others=kept.choices)
             self.configurations, self.chosen = self._choices.known, self._choices.latest
 
+    def hear(self) -> FaultList:
+        """Begin a list of faults anew; what was noted so far."""
+        noted, self.faults = self.faults, FaultList()
+        return noted
+
     def execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
         """Run a kernel on the memory of its arguments.
 

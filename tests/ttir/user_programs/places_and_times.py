@@ -40,7 +40,7 @@ if __name__ == "__main__":
         twice(made)
         end.record()
     torch.cuda.synchronize()
-    assert start.elapsed_time(end) > 0
+    assert start.elapsed_time(end) == 1000.0  # what is fastest on a GPU nobody knows here, nor differs between runs
     median, *_ = triton.testing.do_bench(lambda: twice(made), warmup=1, rep=1, quantiles=[0.5, 0.2, 0.8])
     assert median > 0
     torch.cuda.nvtx.range_push("range")

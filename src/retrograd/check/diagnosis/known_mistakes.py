@@ -312,6 +312,8 @@ def _parts(e: Evidence) -> Iterator[Suspect]:
             parts.append(torch.zeros_like(e.want).flatten() if tensor is None else tensor.detach().flatten())
         # [elements, n], on the CPU: CUDA's driver wants columns that do not depend on each other.
         columns = torch.stack(parts, 1).cpu()
+        if not bool(columns.isfinite().all()):  # LAPACK refuses them, and one number in them would be all of it
+            continue
         times = torch.linalg.lstsq(columns, e.got.flatten()[:, None].cpu()).solution[:, 0].round()
         wrong = [i for i in range(n) if times[i] != 1]
         if wrong and len({float(times[i]) for i in wrong}) == 1 and abs(float(times[wrong[0]])) <= _MOST_TIMES:

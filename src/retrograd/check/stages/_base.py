@@ -8,6 +8,7 @@ from typing import Any
 
 from retrograd.check.cost import CostLimit
 from retrograd.check.judge import Judge
+from retrograd.check.kernel_faults import Told
 from retrograd.check.levels import BUDGETS, Budget
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Oracle
@@ -34,6 +35,7 @@ class StageContext:
         left_out: by kind, how many of how many things are run where a level or a limit leaves some out.
         notes: on the present stage, whatever its cases say.
         every_configuration: whether autotuned kernels are to run with each, whatever the level says.
+        told: which stage tells a fault of an executed kernel.
     """
 
     runner: OpRunner
@@ -48,6 +50,7 @@ class StageContext:
     left_out: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     every_configuration: bool = False
+    told: Told = field(default_factory=Told)
 
     def emulated(self) -> bool:
         """Whether the op has launched Triton kernels without a GPU."""
@@ -129,6 +132,7 @@ class Stage:
         shrinks: whether a failing case is shrunk; not where a check takes too long to be made forty times.
         applies: "" if the op is to be checked by this stage, else why it is not.
         sharded: whether level quick may spread its cases over the dtypes (`check.case_sharding`).
+        hears: whether faults of executed kernels in its cases are told, beside those of bounds and races.
     """
 
     id: str
@@ -141,3 +145,4 @@ class Stage:
     shrinks: bool = True
     applies: Callable[[OpSpec], str] = lambda spec: ""
     sharded: bool = False
+    hears: bool = False

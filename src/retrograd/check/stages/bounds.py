@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retrograd import config
-from retrograd.check import cpu_kernels
+from retrograd.check import cpu_kernels, kernel_faults
 from retrograd.check.guard_bands import HUGE, NAN, PLAIN, SIDES, Bands, Guard
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
@@ -27,18 +27,20 @@ from retrograd.core.wording import count
 if TYPE_CHECKING:
     from retrograd.ttir.session import Session
 
-_FAULTS = ("out of bounds", "overflow", "between rows", "misaligned")
 _REPEATS = 20  # to see whether an op differs from itself, as everywhere
 
 
 def cases(context: StageContext) -> list[Case]:
-    """The ordinary case, with gaps between the rows of everything that has rows, and at level full some shapes."""
+    """The ordinary case, with gaps between the rows of everything that has rows; some shapes at level full.
+
+    So too where there is no reference beside which the shapes stage could run.
+    """
     base = context.base
     rows = [n for n, v in context.runner.inputs(base).items() if isinstance(v, torch.Tensor) and v.ndim > 1]
     rows += ["grad_out"] if any(g.ndim > 1 for g in context.runner.grad_outs(base)) else []
     gaps = [base.but(layouts=dict.fromkeys(rows, "rows"))] if rows else []
     more = context.budget.bounds_shapes
-    return [base, *gaps, *(shapes.cases(context)[:more] if more else [])]
+    return [base, *gaps, *(shapes.cases(context)[:more] if more else shapes.without_reference(context))]
 
 
 @dataclass
@@ -117,11 +119,11 @@ def _nearest(guard: Guard, side: str, places: list[int]) -> str:
     return f" (the nearest {away} away)" if away > 1 else ""
 
 
-def _outside(case: Case, done: _Guarded) -> Iterator[Finding]:
+def _outside(trial: _Trial, done: _Guarded) -> Iterator[Finding]:
     for session in done.sessions:
-        for fault in (fault for fault in session.faults if fault.kind in _FAULTS):
-            kind = "address-read" if fault.access.does == "reads" else "address-write"
-            yield Finding.of(kind, fault.text(), case, tensor=fault.argument, wrong=fault.count)
+        for fault in session.faults:
+            if fault.kind in kernel_faults.ADDRESSES and kernel_faults.first_told(fault, "bounds", trial.context.told):
+                yield kernel_faults.finding(fault, trial.case)
 
 
 Noisy = Callable[[], bool]
@@ -223,7 +225,7 @@ def _judged(trial: _Trial) -> CaseOutcome:
     runs = {fill: trial.run(fill) for fill in (NAN, HUGE)}
     findings: dict[Any, Finding] = {}
     for done in runs.values():
-        for finding in (*_outside(case, done), *_writes(case, done)):
+        for finding in (*_outside(trial, done), *_writes(case, done)):
             findings.setdefault((finding.kind, finding.tensor, finding.what), finding)
     errors = [done.error for done in runs.values()]
     if all(errors):

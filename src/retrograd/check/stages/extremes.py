@@ -326,5 +326,5 @@ def _applies(spec: OpSpec) -> str:
 
 STAGE = Stage(
     "extremes", "huge, tiny, zero, NaN, Inf in their places", 77, check, cases,
-    needs_reference=True, after=("oracle", "contract"), applies=_applies,
+    needs_reference=True, after=("oracle", "contract"), hears=True, applies=_applies,
 )  # fmt: skip

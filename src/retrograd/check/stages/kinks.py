@@ -199,5 +199,5 @@ def cases(context: StageContext) -> list[Case]:
 
 STAGE = Stage(
     "kinks", "between the one-sided derivatives at kinks", 72, check, cases,
-    needs_reference=True, after=("oracle", "contract"),
+    needs_reference=True, after=("oracle", "contract"), hears=True,
 )  # fmt: skip

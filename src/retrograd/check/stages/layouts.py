@@ -76,5 +76,5 @@ def _applies(spec: OpSpec) -> str:
 
 STAGE = Stage(
     "layouts", "any strides of inputs and grad_out", 60, check, cases,
-    needs_reference=True, after=("oracle", "contract"), sharded=True, applies=_applies,
+    needs_reference=True, after=("oracle", "contract"), hears=True, sharded=True, applies=_applies,
 )  # fmt: skip

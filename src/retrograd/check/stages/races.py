@@ -9,16 +9,16 @@ import sys
 from contextlib import nullcontext
 
 from retrograd import config
-from retrograd.check import cpu_kernels
+from retrograd.check import cpu_kernels, kernel_faults
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
+from retrograd.check.stages import shapes
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.errors import RetrogradError
 
 # Orders of programs by seed, each with the multiprocessors of another GPU: grids of persistent kernels depend on them.
 _RUNS = ((0, 132), (1, 46), (2, 108), (3, 6), (4, 82), (5, 1))
-_KINDS = {"race": "race", "autotune": "autotune", "endless loop": "endless-loop", "uninitialised": "uninitialised"}
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -59,10 +59,9 @@ def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutco
         kernels |= {launch.kernel for launch in session.launches}
         out.undecided += [f"races of {r.kernel}: {r.undecided}" for r in session.launches if r.undecided]
         for fault in session.faults:
-            kind = _KINDS.get(fault.kind)
-            if kind is not None:
-                finding = Finding.of(kind, fault.text(), case, wrong=fault.count)
-                findings.setdefault((kind, fault.access.text()), finding)
+            if fault.kind in kernel_faults.RACES:
+                kernel_faults.first_told(fault, "races", context.told)
+                findings.setdefault((fault.kind, fault.access.text()), kernel_faults.finding(fault, case))
             elif fault.kind == "same value":
                 out.notes.append(fault.text())
     out.findings = list(findings.values())
@@ -83,4 +82,9 @@ def _launches(context: StageContext, case: Case) -> bool:
     return "triton" in sys.modules and not config.interpreting()
 
 
-STAGE = Stage("races", "programs do not race for memory", 36, check, shrinks=False)
+def cases(context: StageContext) -> list[Case]:
+    """The ordinary case, and other sizes where there is no reference: the stages that have such cases need one."""
+    return [context.base, *shapes.without_reference(context)]
+
+
+STAGE = Stage("races", "programs do not race for memory", 36, check, cases, shrinks=False)

@@ -19,6 +19,7 @@ _SIZES = (1, 0, 129, 64, 2, 33, 128, 37, 16, 17, 256, 4, 257, 1000, 8)
 _LEADS: tuple[tuple[int, ...], ...] = ((1,), (0,), (2, 3, 5), (33,), (), (64,), (129,), (1, 1, 4))
 _LONG = (1025, 2049, 4097)  # one more than the blocks that rows are cut into, or kept in whole
 _PARTS = (20, 12, 6, 3)  # sizes short of a block, where the ordinary one fills its
+_UNJUDGED = 6  # sizes of an op without a reference
 _SMALL = (3, 1)  # what the other sizes become where a long one would take too long beside them
 
 
@@ -124,6 +125,11 @@ def cases(context: StageContext) -> list[Case]:
     return cheap
 
 
+def without_reference(context: StageContext) -> list[Case]:
+    """Sizes at which memory is to be looked at where this stage does not run, as nothing says what is right there."""
+    return cases(context)[:_UNJUDGED] if context.spec.reference is None else []
+
+
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run beside the truth; an input may be overwritten at some sizes alone, where an op takes another path."""
     run = context.runner.run(case)
@@ -137,5 +143,5 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 STAGE = Stage(
     "shapes", "0, 1, block edges, primes, any rank", 70, check, cases,
-    needs_reference=True, after=("oracle", "contract"), sharded=True,
+    needs_reference=True, after=("oracle", "contract"), hears=True, sharded=True,
 )  # fmt: skip
