@@ -122,7 +122,7 @@ def _kinds(path: Path) -> set[str]:
 def test_every_kind_of_every_stage_can_be_accepted():
     assert set(acceptance.KINDS) == {stage.id for stage in stages.load()}
     for stage in stages.load():
-        heard = {"address-read", "address-write", "race"} if stage.hears else set()
+        heard = {"address-read", "address-write", "race", "assertion"} if stage.hears else set()
         missing = (_kinds(CHECK / "stages" / f"{stage.id}.py") | heard) - set(acceptance.KINDS[stage.id])
         assert not missing, f"add {missing} to KINDS[{stage.id!r}] in check/acceptance.py"
 

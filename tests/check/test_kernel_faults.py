@@ -41,6 +41,15 @@ def stepped_kernel(x_ptr, table_ptr, y_ptr, n, m, BLOCK: tl.constexpr, CLAMPED: 
     tl.store(y_ptr + i, 2 * x + 0 * tl.load(table_ptr + step.to(tl.int32), i < n), i < n)
 
 
+@triton.jit(debug=True)
+def asserting_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MOST: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, i < n, other=0.0)
+    tl.device_assert(n % MOST == 0, "rows come in pairs")
+    tl.device_assert(x == x, "no NaN")
+    tl.store(y_ptr + i, 2 * x, i < n)
+
+
 def _twice(masked):
     def forward(x):
         y = torch.empty(x.shape)
@@ -124,3 +133,15 @@ def test_without_a_reference_memory_is_looked_at_in_other_sizes_too(forward, fou
     assert {f.stage for f in _verify(spec).findings} == {found}
     healthy = with_backward(_twice(masked=True), lambda dy, x: 2 * dy)
     assert _verify(rg.op(healthy, None, dict(x=rg.tensor("M", "N")), dtypes=["float32"], name="twice"))
+
+
+@pytest.mark.parametrize(("most", "stage"), [(1, None), (2, "shapes"), (5, "bounds")])
+def test_an_assertion_of_a_kernel_that_fails_is_told_but_for_values_that_it_refuses(most, stage):
+    def forward(x):
+        y = torch.empty(x.shape)
+        asserting_kernel[(triton.cdiv(x.numel(), BLOCK),)](x.contiguous(), y, x.numel(), BLOCK, most)
+        return y
+
+    findings = _verify(_doubling(forward)).findings
+    assert [(f.stage, f.kind) for f in findings] == ([(stage, "assertion")] if stage else [])
+    assert all("rows come in pairs" in f.what for f in findings)

@@ -26,14 +26,19 @@ GONE = "accepted-gone"
 LEVELS = ("quick", "full")
 
 _VALUES = ("wrong-value", "wrong-scale", "shape", "missing-gradient", "raises")  # of stages that ask the oracle
-_HEARD = ("address-read", "address-write", "race")  # of stages with cases of their own, of an executed kernel
+_HEARD = (
+    "address-read",
+    "address-write",
+    "race",
+    "assertion",
+)  # of stages with cases of their own, of an executed kernel
 # Every kind that a stage tells; tests/check/test_acceptance.py reads the stages and compares.
 KINDS: dict[str, tuple[str, ...]] = {
     "contract": ("silent-none", "shape", "dtype", "device", "requires-grad", "subset", "output-subset", "raises"),
     "mutation": ("input", "grad_out", "stale-input", "raises"),
     "calls": ("without-grad", "thread", "one-tensor", "result-changed", "autocast", "raises"),
     "poison": ("uninitialised", "raises"),
-    "bounds": ("write", "read", "address-write", "address-read", "raises"),
+    "bounds": ("write", "read", "address-write", "address-read", "assertion", "raises"),
     "races": ("race", "autotune", "endless-loop", "uninitialised", "raises"),
     "algebra": ("not-linear", "zero", "raises"),
     "oracle": _VALUES,

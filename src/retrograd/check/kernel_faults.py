@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from retrograd.ttir.faults import KernelFault
 
 ADDRESSES = frozenset({"out of bounds", "overflow", "between rows", "misaligned"})
+MEMORY = ADDRESSES | {"assertion"}  # what bounds tells
 RACES = {"race": "race", "autotune": "autotune", "endless loop": "endless-loop", "uninitialised": "uninitialised"}
 Told = dict[tuple[object, ...], str]  # which stage tells a fault, by what it is and the line that does it
 
@@ -37,12 +38,12 @@ def heard() -> Iterator[list[KernelFault]]:
 
 
 def findings(faults: Iterable[KernelFault], case: Case, stage: str, told: Told) -> list[Finding]:
-    """Findings of a stage at a case: what no stage before it tells of addresses and races."""
-    return [
-        finding(fault, case)
-        for fault in faults
-        if (fault.kind in ADDRESSES or fault.kind == "race") and first_told(fault, stage, told)
-    ]
+    """Findings of a stage at a case: what no stage before it tells of addresses, races and assertions.
+
+    A kernel may assert that there is no NaN: with extreme values that is a refusal.
+    """
+    kinds = ADDRESSES | {"race"} if case.values else MEMORY | {"race"}
+    return [finding(fault, case) for fault in faults if fault.kind in kinds and first_told(fault, stage, told)]
 
 
 def first_told(fault: KernelFault, stage: str, told: Told) -> bool:
@@ -57,4 +58,6 @@ def finding(fault: KernelFault, case: Case) -> Finding:
     if fault.kind in ADDRESSES:
         kind = "address-read" if fault.access.does == "reads" else "address-write"
         return Finding.of(kind, fault.text(), case, tensor=fault.argument, wrong=fault.count)
+    if fault.kind == "assertion":
+        return Finding.of("assertion", fault.text(), case)
     return Finding.of(RACES[fault.kind], fault.text(), case, wrong=fault.count)
