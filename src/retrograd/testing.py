@@ -304,10 +304,11 @@ def _seeded(fn: Callable[..., Any], device: str) -> Callable[..., Any]:
 class _RandomOperators(TorchDispatchMode):
     """Whether any operator ran that draws."""
 
+    supports_higher_order_operators = True
     seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        self.seen |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         return func(*args, **(kwargs or {}))
 
 

@@ -38,6 +38,19 @@ def reads_beyond_the_end():
     copy_kernel[(2,)](torch.ones(100), torch.zeros(100), 100, BLOCK=64)
 
 
+@triton.jit
+def shifted_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    shift = tl.where(program > 0, n, 0)
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + program * BLOCK + i, tl.load(x_ptr + i.to(tl.int64) + shift))
+
+
+@specimen()
+def chooses_an_offset_that_is_beyond_the_end():
+    shifted_kernel[(2,)](torch.ones(64), torch.zeros(128), 1, BLOCK=64)
+
+
 @specimen()
 def reads_beyond_the_end_of_a_view():
     copy_kernel[(2,)](torch.ones(200)[:100], torch.zeros(100), 100, BLOCK=64)

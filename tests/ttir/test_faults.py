@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 FAULTS = {
     "reads_beyond_the_end": ("out of bounds", "x_ptr", 100, "the tensor has 100 elements"),
     "reads_beyond_the_end_of_a_view": ("out of bounds", "x_ptr", 100, "the tensor has 100 elements"),
+    "chooses_an_offset_that_is_beyond_the_end": ("out of bounds", "x_ptr", 64, "the tensor has 64 elements"),
     "writes_between_rows": ("between rows", "out_ptr", 8, "a tensor that is not contiguous"),
     "overflows_32_bits": ("out of bounds", "x_ptr", 1 << 30, "the tensor has 64 elements"),
     "overflows_below_the_tensor": (

@@ -44,7 +44,9 @@ def test_a_wrong_configuration_is_named(rows, name, configuration, kind, what):
 
 def test_what_trials_leave_behind_is_found_and_what_they_reset_is_not(rows):
     assert ("races", "autotune") in {(stage, kind) for stage, kind, _ in rows["no reset"]["findings"]}, rows["no reset"]
-    for name in ("reset", "reset of programs"):
+    own = {(stage, kind) for stage, kind, _ in rows["own tuner, no reset"]["findings"]}
+    assert ("races", "autotune") in own, rows["own tuner, no reset"]
+    for name in ("reset", "reset of programs", "own tuner"):
         assert not [kind for _, kind, _ in rows[name]["findings"] if kind == "autotune"], rows[name]
 
 

@@ -171,6 +171,10 @@ def test_directed_rounding():
          [np.array([0.5, 3], np.float32)], ["f32"], "f32", [0.5, 2.0]),
         ("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", 2, [np.array([[1.0, 3.14159]], np.float32)], ["f32"], "bf16",
          [[1.0, 3.140625]]),
+        ("cvt.rna.tf32.f32 $0, $1;", "=r,f", 1, [np.array([1 + 2**-11, -1 - 2**-12, np.inf], np.float32)], ["f32"],
+         "f32", [1 + 2**-10, -1.0, np.inf]),
+        ("cvt.rn.tf32.f32 $0, $1;", "=r,f", 1, [np.array([1 + 2**-11, 1 + 3 * 2**-11], np.float32)], ["f32"], "f32",
+         [1.0, 1 + 2**-9]),
         ("griddepcontrol.wait; // $0", "=r", 1, [], [], "i32", [0]),
     ],
 )  # fmt: skip
@@ -182,6 +186,7 @@ def test_inline_assembly(text, constraints, packed, operands, types, target, exp
 
 def test_assembly_that_is_not_known_is_named():
     assert inline_asm("ld.global.b32 $0, [$1];", "=r,l", 1) == "its instruction 'ld.global.b32 $0, [$1]'"
+    assert "cvt.rn.satfinite.e4m3x2.f32" in inline_asm("cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;", "=h,f,f", 1)
 
 
 KERNEL = """

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.autotuner import Autotuner
 
 import retrograd as rg
 
@@ -124,8 +125,8 @@ def keeping(function: Any, tuned: list[Any]) -> Any:
     return differentiable(launch)
 
 
-def sum_of_all(function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr",)) -> Any:
-    kernel = triton.autotune(tuned, key=["N"], reset_to_zero=list(reset))(triton.jit(function))
+def sum_of_all(function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr",), tuner: Any = None) -> Any:
+    kernel = (tuner or triton.autotune)(tuned, key=["N"], reset_to_zero=list(reset))(triton.jit(function))
     # The forward is tuned too, so that a finding has to name one of two kernels.
     double = elementwise(doubled, configs(64, 128))
 
@@ -154,6 +155,24 @@ def only_1(tuned: list[Any], named_args: Any, **_: Any) -> list[Any]:
     return [config for config in tuned if config.kwargs["BLOCK"] == 1]
 
 
+class OwnTuner(Autotuner):
+    """As libraries write them: what was chosen is asked for before Triton's own way of running is left."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        key = str([self.nargs[name] for name in self.keys])
+        if key not in self.cache:
+            timings = {config: self._bench(*args, config=config, **kwargs) for config in self.prune_configs(kwargs)}
+            self.cache[key] = min(timings, key=timings.get)
+            self.pre_hook({**self.nargs, **kwargs, **self.cache[key].all_kwargs()}, reset_only=True)
+        self.best_config = self.cache[key]
+        return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+
+def own_tuner(tuned: list[Any], key: list[str], reset_to_zero: list[str]) -> Any:
+    return lambda kernel: OwnTuner(kernel, kernel.arg_names, tuned, key, reset_to_zero, None)
+
+
 HALVED = triton.heuristics({"MASKED": lambda args: args["HALVES"] > 1})
 X, XS = rg.tensor("N"), rg.tensor("M", "N")
 SMALL, LONG = dict(M=(1, 4), N=(1, 9)), dict(N=(150, 260))
@@ -173,6 +192,8 @@ SUMS = {
     "reset": sum_of_all(summed_by_adding, configs(32, 128)),
     "no reset": sum_of_all(summed_by_adding, configs(32, 128), reset=()),
     "reset of programs": sum_of_all(summed_by_programs, [*configs(8, SPLITS=16), *configs(16, SPLITS=16)]),
+    "own tuner": sum_of_all(summed_by_adding, configs(32, 128), tuner=own_tuner),
+    "own tuner, no reset": sum_of_all(summed_by_adding, configs(32, 128), reset=(), tuner=own_tuner),
     "many": sum_of_all(summed, configs(32, 64, 128, 256, 512, 1024)),
 }
 OPS = {name: rg.op(fn, lambda x: 2 * x, dict(x=XS), sizes=SMALL, name=name) for name, fn in DOUBLES.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from retrograd.compat import torch_tensors
-from retrograd.compat.torch_dispatch import EagerMode, schema
+from retrograd.compat.torch_dispatch import EagerMode, HigherOrderOperator, schema
 
 SIDES = ("before its start", "after its end", "between its rows")
 NAN, HUGE, PLAIN = "NaN", "huge values", "ones"
@@ -114,6 +114,8 @@ class Bands(EagerMode):
             op finds it elsewhere: gradients of views (CopySlices, as_strided) compute with offsets into the storage.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, fill: str, only: tuple[str, Sequence[str]] | None = None, *, whole: bool = False) -> None:
         super().__init__()
         self.fill, self.only, self.whole = fill, only, whole
@@ -162,7 +164,7 @@ class Bands(EagerMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not _fresh(func) or len(self.guards) >= _GUARDS:
+        if isinstance(func, HigherOrderOperator) or not _fresh(func) or len(self.guards) >= _GUARDS:
             return out
         try:
             if type(out) in (tuple, list):

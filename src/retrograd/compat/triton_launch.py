@@ -70,6 +70,7 @@ class _Hook:
         self._callbacks: list[list[Callback]] = []  # each in a list of its own: one may be there twice
         self._replaced: dict[type, tuple[Any, Any]] = {}
         self._after_import: AfterImport | None = None
+        self._local = threading.local()  # the tuner that this thread launches
 
     @contextmanager
     def around(self, callback: Callback) -> Iterator[None]:
@@ -101,23 +102,52 @@ class _Hook:
             if owner.__dict__.get(self._method) is ours:
                 setattr(owner, self._method, stock)
                 del self._replaced[owner]
+            if self is _AUTOTUNING and "__init_subclass__" in owner.__dict__:
+                del owner.__init_subclass__
 
     def _replace(self, module: str) -> None:
         owner = getattr(sys.modules.get(module), self._classes[module], None)
-        stock = getattr(owner, self._method, None)
-        if owner is None or stock is None or not self._callbacks:
+        if owner is None or not hasattr(owner, self._method) or not self._callbacks:
             return
-        if owner in self._replaced and stock is not self._replaced[owner][0]:
-            return  # ours is still below somebody else's
+        self._replace_in(owner, module, getattr(owner, self._method))
+        if self is not _AUTOTUNING:
+            return
+        # Libraries write tuners of their own, mostly to keep on disk what was chosen.
+        for below in _subclasses(owner):
+            self._replace_in(below, module, below.__dict__.get(self._method))
+
+        def begin(cls: Any, **named: Any) -> None:
+            super(owner, cls).__init_subclass__(**named)
+            if self._callbacks:
+                self._replace_in(cls, module, cls.__dict__.get(self._method))
+
+        owner.__init_subclass__ = classmethod(begin)
+
+    def _replace_in(self, owner: type, module: str, stock: Any) -> None:
+        if stock is None or (owner in self._replaced and stock is not self._replaced[owner][0]):
+            return  # what it inherits is replaced there; or ours is still below somebody else's
 
         def run(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_unheard():
+            # A subclass that overrides `run` calls the one above.
+            if is_unheard() or function is getattr(self._local, "running", None):
                 return stock(function, *args, **kwargs)
             launch = KernelLaunch(function, args, kwargs, module == _INTERPRETER, sys._getframe(1))
-            return _proceed([callback for (callback,) in self._callbacks], launch, stock)
+            if self is not _AUTOTUNING:
+                return _proceed([callback for (callback,) in self._callbacks], launch, stock)
+            before, self._local.running = getattr(self._local, "running", None), function
+            try:
+                return _proceed([callback for (callback,) in self._callbacks], launch, stock)
+            finally:
+                self._local.running = before
 
         setattr(owner, self._method, run)
         self._replaced[owner] = stock, run
+
+
+def _subclasses(owner: type) -> Iterator[type]:
+    for below in owner.__subclasses__():
+        yield below
+        yield from _subclasses(below)
 
 
 def _proceed(callbacks: list[Callback], launch: KernelLaunch, stock: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import tree_leaves, tree_map_only
+from retrograd.compat.torch_dispatch import HigherOrderOperator, tree_leaves, tree_map_only
 from retrograd.mutation.edits import Edit
 
 _SCALE = 1.01
@@ -82,6 +82,8 @@ CHANGES: dict[str, Change] = {
 class _AtNode(TorchDispatchMode):
     """Sees the operations of one node of the backward graph, and changes one."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, operations: BackwardOperations, node: str) -> None:
         super().__init__()
         self._operations, self._node, self._count = operations, node, Counter[str]()
@@ -89,6 +91,8 @@ class _AtNode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if isinstance(func, HigherOrderOperator):
+            return result
         key = f"{func} {self._count[str(func)]} of {self._node}"
         self._count[str(func)] += 1
         operations = self._operations

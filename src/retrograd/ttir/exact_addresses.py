@@ -113,7 +113,7 @@ def _exactly(operation: Operation, compute: Callable[..., Any]) -> Callable[...,
     if name in _MOVES:
         return lambda own, a: compute(a)
     if name == "arith.select":
-        return lambda own, condition, a, b: compute(condition, a, b)
+        return lambda own, condition, a, b: compute(condition, _wide(a), _wide(b))
     if name == "tt.addptr":
         pointee = operation.operands[0].type.pointee
         size = 1 if pointee is None else element_type(pointee.element).size

@@ -23,6 +23,7 @@ _CLOCK = re.compile(r"%(?:globaltimer|clock)(?:64|_lo|_hi)?\b")
 _NOW = itertools.count(1)  # clocks are read, by all launches: each look is later than those before
 _TICK = 1 << 10  # nanoseconds and cycles between two looks, so that a kernel that waits for a millisecond ends soon
 _FENCE = re.compile(r"\b(?:fence\.(?!proxy)(?:\w+\.)*(?:gpu|sys)|membar\.(?:gl|sys))\b")
+_KIND = re.compile(r"[busf](?:8|16|32|64)|bf16|b?f16x2|pred")
 _BITS = {"h": 16, "r": 32, "f": 32, "l": 64, "d": 64, "b": 8, "c": 8}
 
 
@@ -50,6 +51,9 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
         if match is None or (
             name not in _TABLE and name not in NO_VALUE and name not in ("mov", "setp", "selp", "cvt")
         ):
+            return f"its instruction {statement!r}"
+        kinds = match[3].split(".")[-2 if name == "cvt" else -1 :]
+        if name not in NO_VALUE and not all(_KIND.fullmatch(kind) or (name, kind) == ("cvt", "tf32") for kind in kinds):
             return f"its instruction {statement!r}"
         operands = _OPERAND.findall(match[4])
         unknown = [w for w in operands if w[0] == "%" and w not in declared and w != "%smid" and not _CLOCK.match(w)]
@@ -230,6 +234,9 @@ def _convert(words: list[str], target: str, sources: list[str], registers: dict[
         registers[target] = low | (high << np.uint32(16))
         return
     value = _read(sources[0], source, registers)
+    if to == "tf32":
+        registers[target] = _tf32(np.ascontiguousarray(value).view(np.uint32), "rna" in words)
+        return
     if to[0] in "us" and value.dtype.kind == "f":
         rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
         value = next((rounding[word] for word in words if word in rounding), np.trunc)(value.astype(np.float64))
@@ -239,6 +246,13 @@ def _convert(words: list[str], target: str, sources: list[str], registers: dict[
         rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
         value = next((rounding[word] for word in words if word in rounding), lambda v: v)(value)
     registers[target] = _unread(value if "sat" not in words else np.clip(value, 0, 1), to)
+
+
+def _tf32(bits: Array, away: bool) -> Array:
+    """Bits of float32 to 10 bits of mantissa: to the nearest, of two the one further away or the even one."""
+    half = np.uint32(1 << 12) if away else np.uint32((1 << 12) - 1) + (bits >> np.uint32(13) & np.uint32(1))
+    finite = bits & np.uint32(0x7F800000) != 0x7F800000
+    return np.where(finite, (bits + half) & np.uint32(0xFFFFE000), bits)
 
 
 def _dtype(kind: str) -> np.dtype[Any]:

@@ -30,13 +30,14 @@ _STAYS = 0.8  # how often a program keeps its turn where turns are long
 _MOST_DRAWN = 8  # further orders that are drawn
 _TURNS = 4_000  # turns of 1,024 elements that these have together
 _FEWER = 64  # how many times fewer rounds a kernel has that did not end before in the same verification
-TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
+TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>|cvt\.\w+\.tf32\.f32")
 
 
 def _with_exact_factors(launched: LaunchedKernel) -> LaunchedKernel:
     """The kernel as if tl.dot had been asked for input_precision="ieee"."""
     if "exact factors" not in launched.kept:
-        text = launched.text.replace("inputPrecision = tf32 ", "inputPrecision = ieee ")
+        text = re.sub(r"cvt\.\w+\.tf32\.f32", "mov.b32", launched.text)
+        text = text.replace("inputPrecision = tf32 ", "inputPrecision = ieee ")
         launched.kept["exact factors"] = replace(launched, text=text, kept={})
     return launched.kept["exact factors"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import schema, tree_leaves
+from retrograd.compat.torch_dispatch import HigherOrderOperator, schema, tree_leaves
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
 
@@ -28,6 +28,8 @@ class UndefinedMemory(TorchDispatchMode):
     Args:
         faults: where it goes that a value which is undefined leaves torch.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, faults: Callable[[], FaultList]) -> None:
         super().__init__()
@@ -46,6 +48,8 @@ class UndefinedMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         name = func.name().partition("::")[2].partition(".")[0]
         returns = schema(func).returns
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)

@@ -16,7 +16,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Size
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.compat.torch_dispatch import EagerMode, schema
+from retrograd.compat.torch_dispatch import EagerMode, HigherOrderOperator, schema
 
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode
 _EMPTY = {
@@ -28,14 +28,19 @@ _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional")
 class Fill(EagerMode):
     """Fill floating tensors that come uninitialised with `value`, integer ones with `integer`; None fills neither."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, value: float | None, integer: int = 0) -> None:
         super().__init__()
         self.value, self.integer = value, integer
         self.operators = False  # whether custom operators ran, inside of which no mode sees torch.empty
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operators |= func.namespace not in _TORCH
+        higher = isinstance(func, HigherOrderOperator)
+        self.operators |= higher or func.namespace not in _TORCH
         out = func(*args, **(kwargs or {}))
+        if higher:
+            return out
         if self.value is not None and schema(func).name in _EMPTY and out.numel():
             if out.is_floating_point():
                 big = torch.finfo(out.dtype).max / 8

@@ -1,0 +1,56 @@
+"""Kernels of torch.library.wrap_triton: higher-order operators, which modes are asked about only where they know them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import retrograd as rg
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU kernels run there")
+BLOCK = 16
+
+
+@triton.jit
+def sine_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr, COSINE: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, i < n) if MASKED else tl.load(x_ptr + i)
+    tl.store(y_ptr + i, tl.cos(x) if COSINE else tl.sin(x), i < n)
+
+
+def _wrapped(x: torch.Tensor, masked: bool, cosine: bool) -> torch.Tensor:
+    y = torch.empty(x.shape)
+    grid = (triton.cdiv(x.numel(), BLOCK),)
+    if x.numel():
+        torch.library.wrap_triton(sine_kernel)[grid](x.contiguous(), y, x.numel(), BLOCK, masked, cosine)
+    return y
+
+
+def _sine(masked: bool = True, cosine: bool = True) -> rg.OpSpec:
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return _wrapped(x, masked, False)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, dy):
+            return dy * _wrapped(*ctx.saved_tensors, masked, cosine)
+
+    return rg.op(Sine.apply, torch.sin, dict(x=rg.tensor("M", "N")), dtypes=["float32"], name="sine")
+
+
+def test_a_right_one_is_proved():
+    report = rg.verify(_sine(), level="quick")
+    assert report.verdict == "proved", report.findings
+
+
+@pytest.mark.parametrize(
+    ("spec", "stage", "kind"),
+    [(_sine(masked=False), "shapes", "address-read"), (_sine(cosine=False), "oracle", "wrong-value")],
+)
+def test_a_wrong_one_is_found(spec, stage, kind):
+    assert (stage, kind) in {(f.stage, f.kind) for f in rg.verify(spec, level="quick").findings}
