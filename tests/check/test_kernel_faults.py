@@ -50,6 +50,20 @@ def asserting_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MOST: tl.constexpr):
     tl.store(y_ptr + i, 2 * x, i < n)
 
 
+FACTOR = 2
+
+
+@triton.jit
+def by_a_factor(x):
+    return FACTOR * x  # of the module, and no constexpr: Triton refuses it
+
+
+@triton.jit
+def scaled_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, by_a_factor(tl.load(x_ptr + i, i < n)), i < n)
+
+
 def _twice(masked):
     def forward(x):
         y = torch.empty(x.shape)
@@ -145,3 +159,15 @@ def test_an_assertion_of_a_kernel_that_fails_is_told_but_for_values_that_it_refu
     findings = _verify(_doubling(forward)).findings
     assert [(f.stage, f.kind) for f in findings] == ([(stage, "assertion")] if stage else [])
     assert all("rows come in pairs" in f.what for f in findings)
+
+
+def test_what_does_not_compile_is_told_by_the_function_that_does_not():
+    def forward(x):
+        y = torch.empty(x.shape)
+        scaled_kernel[(triton.cdiv(x.numel(), BLOCK),)](x.contiguous(), y, x.numel(), BLOCK)
+        return y
+
+    (finding,) = _verify(_doubling(forward)).findings
+    assert (finding.stage, finding.kind) == ("contract", "raises")
+    assert finding.what.startswith("the forward raised CompilationError: NameError(")
+    assert "def by_a_factor(x):" in finding.what

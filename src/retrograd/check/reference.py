@@ -58,9 +58,12 @@ class OpRaised(Exception):
                 f"Triton cannot run any kernel here, so nothing is said of the op: {missing} (it needs a driver of a "
                 "GPU that torch sees too, and a C compiler, gcc or clang; `retrograd env` says what is installed)"
             ) from error
+        # Of Triton: a function that a kernel calls has the reason, the kernel a place without one.
+        while type(error).__name__ == type(error.__cause__).__name__ == "CompilationError":
+            error = error.__cause__  # type: ignore[assignment]
         text = _COLOUR.sub("", str(error)).strip()
         *code, reason = text.splitlines() or [""]
-        if type(error).__name__ == "CompilationError":  # of Triton, which quotes the kernel first
+        if type(error).__name__ == "CompilationError":  # which quotes the code first
             text = "\n".join([reason, *code])
         return cls(f"the {phase} raised {type(error).__name__}: {text}")
 

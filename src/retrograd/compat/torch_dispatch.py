@@ -21,8 +21,8 @@ from retrograd.compat.registry import in_fresh_thread, part, require, works
 # Where the recorder's tape stands. Looked up once: a question by name takes 4 us, by key 0.3, and each eager call asks.
 _TAPE_KEY = torch._C._dispatch_key_parse("Fake") if hasattr(torch._C, "_dispatch_key_parse") else None
 
-# Operators that call others, and kernels of torch.library.wrap_triton: a mode is asked where it says it knows them alone,
-# and torch raises NotImplementedError below any other.
+# Operators that call others, and kernels of torch.library.wrap_triton: torch asks a mode which says that it knows them,
+# and raises NotImplementedError below any other.
 HigherOrderOperator: type = getattr(torch._ops, "HigherOrderOperator", type(None))
 
 # What tensors of classes without operators of their own have as __torch_dispatch__.
