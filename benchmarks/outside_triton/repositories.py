@@ -64,6 +64,12 @@ def bare(name: str, path: Path, **attributes: Any) -> None:
             setattr(package, key, value)
 
 
+def print_commands(*commits: str) -> None:
+    """What clones these, as `owner/name@hash`."""
+    for name, _, commit in (each.partition("@") for each in commits):
+        print(f"git clone https://github.com/{name} {CLONES / name} && git -C {CLONES / name} checkout {commit}")
+
+
 def layer(x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -> Tensor:
     return rms(x - x.mean(-1, keepdim=True), w, eps) + b
 
@@ -365,6 +371,4 @@ NSA.add(
 
 
 if __name__ == "__main__":
-    for _commit in _COMMITS.values():
-        _name, _, _hash = _commit.partition("@")
-        print(f"git clone https://github.com/{_name} {CLONES / _name} && git -C {CLONES / _name} checkout {_hash}")
+    print_commands(*_COMMITS.values())
