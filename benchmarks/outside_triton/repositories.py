@@ -5,7 +5,8 @@
 Beside each spec stands as `# expected:` what reading its kernel predicted. `loads` stands for a tl.load with a mask and
 without `other` whose masked lanes enter a sum or a dot: 0 on NVIDIA today, undefined by Triton's documentation. All is
 imported at the first call; packages whose own __init__ wants a GPU, or what is not installed, are entered by their
-submodules. repositories_further.py has the other six.
+submodules. Run them apart from other libraries: one has a top-level `kernels`, which transformers takes for another.
+repositories_further.py has the other six.
 """
 
 from __future__ import annotations
