@@ -12,8 +12,7 @@ from specimens import with_backward
 
 import retrograd as rg
 
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU kernels run there, and nothing is watched")
-pytestmark = without_gpu
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU kernels run there, and nothing is watched")
 BLOCK = 16
 
 

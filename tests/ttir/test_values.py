@@ -175,6 +175,8 @@ def test_directed_rounding():
          "f32", [1 + 2**-10, -1.0, np.inf]),
         ("cvt.rn.tf32.f32 $0, $1;", "=r,f", 1, [np.array([1 + 2**-11, 1 + 3 * 2**-11], np.float32)], ["f32"], "f32",
          [1.0, 1 + 2**-9]),
+        ("cvt.rz.tf32.f32 $0, $1;", "=r,f", 1, [np.array([1 + 2**-11, -1 - 3 * 2**-11], np.float32)], ["f32"], "f32",
+         [1.0, -1 - 2**-10]),
         ("griddepcontrol.wait; // $0", "=r", 1, [], [], "i32", [0]),
     ],
 )  # fmt: skip
@@ -187,6 +189,7 @@ def test_inline_assembly(text, constraints, packed, operands, types, target, exp
 def test_assembly_that_is_not_known_is_named():
     assert inline_asm("ld.global.b32 $0, [$1];", "=r,l", 1) == "its instruction 'ld.global.b32 $0, [$1]'"
     assert "cvt.rn.satfinite.e4m3x2.f32" in inline_asm("cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;", "=h,f,f", 1)
+    assert "cvt.rna.satfinite.tf32.f32" in inline_asm("cvt.rna.satfinite.tf32.f32 $0, $1;", "=r,f", 1)
 
 
 KERNEL = """

@@ -26,12 +26,8 @@ GONE = "accepted-gone"
 LEVELS = ("quick", "full")
 
 _VALUES = ("wrong-value", "wrong-scale", "shape", "missing-gradient", "raises")  # of stages that ask the oracle
-_HEARD = (
-    "address-read",
-    "address-write",
-    "race",
-    "assertion",
-)  # of stages with cases of their own, of an executed kernel
+# What an executed kernel does, of stages with cases of their own.
+_HEARD = ("address-read", "address-write", "race", "assertion")
 # Every kind that a stage tells; tests/check/test_acceptance.py reads the stages and compares.
 KINDS: dict[str, tuple[str, ...]] = {
     "contract": ("silent-none", "shape", "dtype", "device", "requires-grad", "subset", "output-subset", "raises"),

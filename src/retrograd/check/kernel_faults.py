@@ -6,7 +6,7 @@ kernel does there alone, as where the mask of a last block is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -26,23 +26,22 @@ Told = dict[tuple[object, ...], str]  # which stage tells a fault, by what it is
 def heard() -> Iterator[list[KernelFault]]:
     """The faults of launches inside, once they are done, of the session that executes kernels."""
     faults: list[KernelFault] = []
-    before = cpu_kernels.current()
-    kept = before.hear() if before is not None else None
+    if (run := cpu_kernels.current()) is not None:
+        run.forget_faults()
     try:
         yield faults
     finally:
         if (run := cpu_kernels.current()) is not None:  # the op may have imported Triton meanwhile
             faults += run.faults
-        if before is not None and kept is not None:
-            before.faults = kept
 
 
-def findings(faults: Iterable[KernelFault], case: Case, stage: str, told: Told) -> list[Finding]:
-    """Findings of a stage at a case: what no stage before it tells of addresses, races and assertions.
+def heard_kinds(case: Case) -> frozenset[str]:
+    """What a stage with cases of its own tells; by an assertion a kernel may refuse extreme values, such as NaN."""
+    return (ADDRESSES if case.values else MEMORY) | {"race"}
 
-    A kernel may assert that there is no NaN: with extreme values that is a refusal.
-    """
-    kinds = ADDRESSES | {"race"} if case.values else MEMORY | {"race"}
+
+def findings(faults: Iterable[KernelFault], kinds: Container[str], case: Case, stage: str, told: Told) -> list[Finding]:
+    """Findings of a stage at a case: of faults of these kinds those that no stage before it tells."""
     return [finding(fault, case) for fault in faults if fault.kind in kinds and first_told(fault, stage, told)]
 
 

@@ -348,7 +348,8 @@ class Verification:
             with kernel_faults.heard() as faults:
                 outcome = stage.check(context, case)
             if stage.hears:
-                outcome.findings += kernel_faults.findings(faults, case, stage.id, context.told)
+                kinds = kernel_faults.heard_kinds(case)
+                outcome.findings += kernel_faults.findings(faults, kinds, case, stage.id, context.told)
             outcome.findings = [replace(finding, stage=stage.id) for finding in outcome.findings]
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize(self.device)  # an illegal access is this case's fault, not the next one's

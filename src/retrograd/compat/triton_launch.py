@@ -63,14 +63,20 @@ Callback = Callable[[KernelLaunch, Proceed], Any]
 
 
 class _Hook:
-    """Callbacks around a method of some classes, by module and name."""
+    """Callbacks around a method of some classes, by module and name.
 
-    def __init__(self, classes: Mapping[str, str], method: str = "run") -> None:
-        self._classes, self._method = classes, method
+    Args:
+        classes: the name of a class by that of its module.
+        method: which.
+        below: whether around that of their subclasses too, which libraries write.
+    """
+
+    def __init__(self, classes: Mapping[str, str], method: str = "run", *, below: bool = False) -> None:
+        self._classes, self._method, self._below = classes, method, below
         self._callbacks: list[list[Callback]] = []  # each in a list of its own: one may be there twice
         self._replaced: dict[type, tuple[Any, Any]] = {}
         self._after_import: AfterImport | None = None
-        self._local = threading.local()  # the tuner that this thread launches
+        self._local = threading.local()  # `running`: whose method this thread is in, where subclasses call it again
 
     @contextmanager
     def around(self, callback: Callback) -> Iterator[None]:
@@ -102,7 +108,7 @@ class _Hook:
             if owner.__dict__.get(self._method) is ours:
                 setattr(owner, self._method, stock)
                 del self._replaced[owner]
-            if self is _AUTOTUNING and "__init_subclass__" in owner.__dict__:
+            if "__init_subclass__" in owner.__dict__ and self._below:
                 del owner.__init_subclass__
 
     def _replace(self, module: str) -> None:
@@ -110,9 +116,8 @@ class _Hook:
         if owner is None or not hasattr(owner, self._method) or not self._callbacks:
             return
         self._replace_in(owner, module, getattr(owner, self._method))
-        if self is not _AUTOTUNING:
+        if not self._below:
             return
-        # Libraries write tuners of their own, mostly to keep on disk what was chosen.
         for below in _subclasses(owner):
             self._replace_in(below, module, below.__dict__.get(self._method))
 
@@ -132,7 +137,7 @@ class _Hook:
             if is_unheard() or function is getattr(self._local, "running", None):
                 return stock(function, *args, **kwargs)
             launch = KernelLaunch(function, args, kwargs, module == _INTERPRETER, sys._getframe(1))
-            if self is not _AUTOTUNING:
+            if not self._below:
                 return _proceed([callback for (callback,) in self._callbacks], launch, stock)
             before, self._local.running = getattr(self._local, "running", None), function
             try:
@@ -163,7 +168,8 @@ def _proceed(callbacks: list[Callback], launch: KernelLaunch, stock: Any) -> Any
 
 
 _LAUNCHES = _Hook({"triton.runtime.jit": "JITFunction", _INTERPRETER: "InterpretedFunction"})
-_AUTOTUNING = _Hook({"triton.runtime.autotuner": "Autotuner"})
+# Tuners of libraries mostly keep on disk what was chosen.
+_AUTOTUNING = _Hook({"triton.runtime.autotuner": "Autotuner"}, below=True)
 _COMPILING = _Hook({"triton.runtime.jit": "JITFunction"}, "_do_compile")
 
 

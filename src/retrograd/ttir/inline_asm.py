@@ -52,8 +52,7 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
             name not in _TABLE and name not in NO_VALUE and name not in ("mov", "setp", "selp", "cvt")
         ):
             return f"its instruction {statement!r}"
-        kinds = match[3].split(".")[-2 if name == "cvt" else -1 :]
-        if name not in NO_VALUE and not all(_KIND.fullmatch(kind) or (name, kind) == ("cvt", "tf32") for kind in kinds):
+        if name not in NO_VALUE and not _is_known(match[3].split(".")):
             return f"its instruction {statement!r}"
         operands = _OPERAND.findall(match[4])
         unknown = [w for w in operands if w[0] == "%" and w not in declared and w != "%smid" and not _CLOCK.match(w)]
@@ -82,6 +81,15 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
         return _results(registers, targets, shape, packed, slots)
 
     return compute
+
+
+def _is_known(words: list[str]) -> bool:
+    """Whether the types of an instruction are known, and nothing is clamped; of a conversion to tf32 its rounding."""
+    if "relu" in words or "satfinite" in words:
+        return False
+    if words[0] == "cvt" and words[-2:] == ["tf32", "f32"]:
+        return words[1:-2] in (["rna"], ["rn"], ["rz"])
+    return all(_KIND.fullmatch(kind) for kind in words[-2 if words[0] == "cvt" else -1 :])
 
 
 def reads_clock(text: str) -> bool:
@@ -235,7 +243,7 @@ def _convert(words: list[str], target: str, sources: list[str], registers: dict[
         return
     value = _read(sources[0], source, registers)
     if to == "tf32":
-        registers[target] = _tf32(np.ascontiguousarray(value).view(np.uint32), "rna" in words)
+        registers[target] = _tf32(np.ascontiguousarray(value).view(np.uint32), words[1])
         return
     if to[0] in "us" and value.dtype.kind == "f":
         rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -248,11 +256,12 @@ def _convert(words: list[str], target: str, sources: list[str], registers: dict[
     registers[target] = _unread(value if "sat" not in words else np.clip(value, 0, 1), to)
 
 
-def _tf32(bits: Array, away: bool) -> Array:
-    """Bits of float32 to 10 bits of mantissa: to the nearest, of two the one further away or the even one."""
-    half = np.uint32(1 << 12) if away else np.uint32((1 << 12) - 1) + (bits >> np.uint32(13) & np.uint32(1))
+def _tf32(bits: Array, rounding: str) -> Array:
+    """Bits of float32 to 10 bits of mantissa: towards 0, or to the nearest, of two the even or (rna) the further."""
+    even = np.uint32((1 << 12) - 1) + (bits >> np.uint32(13) & np.uint32(1))
+    more = {"rz": np.uint32(0), "rn": even, "rna": np.uint32(1 << 12)}[rounding]
     finite = bits & np.uint32(0x7F800000) != 0x7F800000
-    return np.where(finite, (bits + half) & np.uint32(0xFFFFE000), bits)
+    return np.where(finite, (bits + more) & np.uint32(0xFFFFE000), bits)
 
 
 def _dtype(kind: str) -> np.dtype[Any]:

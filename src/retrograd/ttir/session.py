@@ -34,7 +34,7 @@ TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>|cvt\.\w
 
 
 def _with_exact_factors(launched: LaunchedKernel) -> LaunchedKernel:
-    """The kernel as if tl.dot had been asked for input_precision="ieee"."""
+    """The kernel as if tl.dot had been asked for input_precision="ieee", and nothing were converted to tf32."""
     if "exact factors" not in launched.kept:
         text = re.sub(r"cvt\.\w+\.tf32\.f32", "mov.b32", launched.text)
         text = text.replace("inputPrecision = tf32 ", "inputPrecision = ieee ")
@@ -121,10 +121,9 @@ class Session:
             kept.choices = self._choices = triton_autotuning.ChosenConfigurations(self._start, others=kept.choices)
             self.configurations, self.chosen = self._choices.known, self._choices.latest
 
-    def hear(self) -> FaultList:
-        """Begin a list of faults anew; what was noted so far."""
-        noted, self.faults = self.faults, FaultList()
-        return noted
+    def forget_faults(self) -> None:
+        """Begin the list of faults anew."""
+        self.faults = FaultList()
 
     def execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
         """Run a kernel on the memory of its arguments.

@@ -120,10 +120,8 @@ def _nearest(guard: Guard, side: str, places: list[int]) -> str:
 
 
 def _outside(trial: _Trial, done: _Guarded) -> Iterator[Finding]:
-    for session in done.sessions:
-        for fault in session.faults:
-            if fault.kind in kernel_faults.MEMORY and kernel_faults.first_told(fault, "bounds", trial.context.told):
-                yield kernel_faults.finding(fault, trial.case)
+    faults = (fault for session in done.sessions for fault in session.faults)
+    yield from kernel_faults.findings(faults, kernel_faults.MEMORY, trial.case, "bounds", trial.context.told)
 
 
 Noisy = Callable[[], bool]

@@ -36,10 +36,9 @@ class Fill(EagerMode):
         self.operators = False  # whether custom operators ran, inside of which no mode sees torch.empty
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        higher = isinstance(func, HigherOrderOperator)
-        self.operators |= higher or func.namespace not in _TORCH
+        self.operators |= func.namespace not in _TORCH
         out = func(*args, **(kwargs or {}))
-        if higher:
+        if isinstance(func, HigherOrderOperator):
             return out
         if self.value is not None and schema(func).name in _EMPTY and out.numel():
             if out.is_floating_point():

@@ -219,7 +219,7 @@ class _Event:
 
     def synchronize(self) -> None: ...
 
-    wait = record
+    def wait(self, stream: Any = None) -> None: ...
 
 
 class _Stream(contextlib.nullcontext):
