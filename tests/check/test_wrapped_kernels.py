@@ -54,3 +54,31 @@ def test_a_right_one_is_proved():
 )
 def test_a_wrong_one_is_found(spec, stage, kind):
     assert (stage, kind) in {(f.stage, f.kind) for f in rg.verify(spec, level="quick").findings}
+
+
+def _operator(name, mutates):
+    @torch.library.custom_op(f"test_wrapped_kernels::{name}", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        with torch.cuda.device(x.device.index):  # as launchers do, for a GPU that is another than the current one
+            sine_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK, True, False)
+        if mutates:
+            x.zero_()
+        return y
+
+    sine.register_fake(torch.empty_like)
+    sine.register_autograd(lambda ctx, dy: dy * ctx.saved_tensors[0].cos(), setup_context=_kept)
+    return lambda x: sine(x.contiguous())
+
+
+def _kept(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0].clone())
+
+
+@pytest.mark.parametrize("mutates", [False, True])
+def test_an_operator_that_asks_for_a_gpu_is_checked_as_if_there_were_one(mutates):
+    fn = _operator(f"sine_{'and_zero' if mutates else 'alone'}", mutates)
+    report = rg.verify(
+        fn, reference=torch.sin, inputs=dict(x=rg.tensor("M", "N")), dtypes=["float32"], only=["compiler"]
+    )
+    assert [f.kind for f in report.findings] == (["schema"] if mutates else []), report.findings

@@ -6,9 +6,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.autotuner import Autotuner
 
 from retrograd.compat import registry, triton_launch
-from retrograd.compat.triton_launch import KernelLaunch, around_launches, count_launches
+from retrograd.compat.triton_launch import KernelLaunch, around_autotuning, around_launches, count_launches
 
 
 @triton.jit
@@ -187,3 +188,29 @@ def test_another_run_of_tritons_is_left_alone_with_a_note(
 @pytest.mark.usefixtures("untested")
 def test_the_part_works_here() -> None:
     assert registry.status(triton_launch.HOOK).state == "works"
+
+
+def test_tuners_of_libraries_are_heard_and_keep_what_is_theirs():
+    made, heard = [], []
+
+    class Before(Autotuner):
+        def __init_subclass__(cls, **named):
+            super().__init_subclass__(**named)
+            made.append(cls)
+
+        def run(self, *args, **kwargs):
+            return "before"
+
+    theirs, tritons = Before.__dict__["__init_subclass__"], Autotuner.__dict__.get("__init_subclass__")
+    with around_autotuning(lambda launch, proceed: (heard.append(launch.function), proceed())[1]):
+
+        class After(Before):
+            def run(self, *args, **kwargs):
+                return super().run(*args, **kwargs) + " and after"
+
+        tuner = After(add_one_kernel, add_one_kernel.arg_names, [triton.Config({})], [], None, None)
+        assert tuner.run() == "before and after"
+    assert tuner.run() == "before and after"
+    assert (heard, made) == ([tuner], [After])
+    assert Before.__dict__["__init_subclass__"] is theirs
+    assert Autotuner.__dict__.get("__init_subclass__") is tritons

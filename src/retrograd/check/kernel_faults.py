@@ -57,6 +57,4 @@ def finding(fault: KernelFault, case: Case) -> Finding:
     if fault.kind in ADDRESSES:
         kind = "address-read" if fault.access.does == "reads" else "address-write"
         return Finding.of(kind, fault.text(), case, tensor=fault.argument, wrong=fault.count)
-    if fault.kind == "assertion":
-        return Finding.of("assertion", fault.text(), case)
-    return Finding.of(RACES[fault.kind], fault.text(), case, wrong=fault.count)
+    return Finding.of(RACES.get(fault.kind, fault.kind), fault.text(), case, wrong=fault.count or None)

@@ -63,19 +63,14 @@ Callback = Callable[[KernelLaunch, Proceed], Any]
 
 
 class _Hook:
-    """Callbacks around a method of some classes, by module and name.
-
-    Args:
-        classes: the name of a class by that of its module.
-        method: which.
-        below: whether around that of their subclasses too, which libraries write.
-    """
+    """Callbacks around a method of some classes, by module and name; `below`: of their subclasses too."""
 
     def __init__(self, classes: Mapping[str, str], method: str = "run", *, below: bool = False) -> None:
         self._classes, self._method, self._below = classes, method, below
         self._callbacks: list[list[Callback]] = []  # each in a list of its own: one may be there twice
         self._replaced: dict[type, tuple[Any, Any]] = {}
         self._after_import: AfterImport | None = None
+        self._told: list[Any] = []  # classes that tell of new subclasses
         self._local = threading.local()  # `running`: whose method this thread is in, where subclasses call it again
 
     @contextmanager
@@ -108,8 +103,8 @@ class _Hook:
             if owner.__dict__.get(self._method) is ours:
                 setattr(owner, self._method, stock)
                 del self._replaced[owner]
-            if "__init_subclass__" in owner.__dict__ and self._below:
-                del owner.__init_subclass__
+        while self._told:
+            del self._told.pop().__init_subclass__
 
     def _replace(self, module: str) -> None:
         owner = getattr(sys.modules.get(module), self._classes[module], None)
@@ -126,7 +121,9 @@ class _Hook:
             if self._callbacks:
                 self._replace_in(cls, module, cls.__dict__.get(self._method))
 
-        owner.__init_subclass__ = classmethod(begin)
+        if "__init_subclass__" not in owner.__dict__:
+            owner.__init_subclass__ = classmethod(begin)
+            self._told.append(owner)
 
     def _replace_in(self, owner: type, module: str, stock: Any) -> None:
         if stock is None or (owner in self._replaced and stock is not self._replaced[owner][0]):
