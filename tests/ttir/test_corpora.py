@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 REGISTRY = {"racy": "kernels_racy", "healthy": "kernels_healthy"}
 # What a program needs of the language where not every Triton has it. In 3.9 `tl.make_block_ptr` is a name that refuses.
 NEEDS = {
-    "map_elementwise": "map_elementwise",
+    **dict.fromkeys(("map_elementwise", "elements_that_return_early", "pairs_that_go_round"), "map_elementwise"),
     "block_pointers": "semantic.TritonSemantic.make_block_ptr",
     **dict.fromkeys(("flag_stored_and_loaded", "flag_stored_relaxed", "flag_loaded_relaxed"), "atomic_load"),
     **dict.fromkeys(("flag_polled", "flags_polled_together", "flag_polled_relaxed"), "atomic_poll"),

@@ -204,7 +204,7 @@ def run_blocks(blocks: list[Code], frame: Frame, results: Sequence[int] = ()) ->
         code = blocks[number]
         index, active = _gathered(waiting.pop(number), code)
         code.run(active)
-        if code.last == "tt.return":
+        if not code.successors:
             returned.append((index, active, code.operands))
             continue
         choice = _choice(active.registers[code.operands[0]]) if code.last == "cf.cond_br" else True
@@ -246,7 +246,7 @@ def walk_blocks(blocks: list[Code], frame: Frame, results: Sequence[int] = ()) -
     while True:
         code = blocks[number]
         yield from code.walk(frame)
-        if code.last == "tt.return":
+        if not code.successors:
             frame.copy(code.operands, results)
             return
         taken = 0 if code.last == "cf.br" or frame.registers[code.operands[0]][0] else 1

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from retrograd.core import gc_pause
 from retrograd.ttir.asm_memory import asm_with_memory, touches_memory
-from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_loop
+from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_loop, run_blocks
 from retrograd.ttir.element_types import Array, ElementType, element_type
 from retrograd.ttir.exact_addresses import ExactAddresses, Note
-from retrograd.ttir.frames import Code, Frame, Step
+from retrograd.ttir.frames import Code, Frame, LaunchState, Step
 from retrograd.ttir.inline_asm import fences, reads_clock
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
 from retrograd.ttir.operations import ELEMENTWISE, Compute, refused
@@ -29,6 +31,7 @@ from retrograd.ttir.tickets import only_stored
 
 _ANY = -1  # a pointer that comes from memory
 _DECIDES = {"scf.if": 1, "scf.for": 3, "scf.condition": 1, "cf.cond_br": 1}  # by so many of their first operands
+_ROUNDS = 1_000_000  # of loops in a function of elements
 _NOBODY = np.zeros(1, np.int64)
 _ALIGNED = " {tt.divisibility = 16 : i32}"  # of an argument
 _STEPS = {**STEPS, "tt.atomic_poll": atomic_poll}
@@ -137,14 +140,18 @@ class Compiler:
     def function(self, function: Function) -> list[Code]:
         self._offset, outer = self._registers, self._offset
         self._registers += function.slots
-        labels = {block.label: number for number, block in enumerate(function.body.blocks)}
-        blocks = [self._block(block, labels) for block in function.body.blocks]
-        defined = [self._defined(block) for block in function.body.blocks]
+        blocks = self._blocks(function.body)
+        self._offset = outer
+        return blocks
+
+    def _blocks(self, region: OperationRegion) -> list[Code]:
+        """The blocks of a region that branch to each other."""
+        labels = {block.label: number for number, block in enumerate(region.blocks)}
+        blocks = [self._block(block, labels) for block in region.blocks]
         for code in blocks:
             for target, sources in code.successors:
                 self.flow(sources, blocks[target].arguments)
-        self._offset = outer
-        _spread_live(blocks, defined)
+        _spread_live(blocks, [self._defined(block) for block in region.blocks])
         return blocks
 
     def region(self, region: OperationRegion) -> Code:
@@ -280,6 +287,8 @@ class Compiler:
     def _combine(self, operation: Operation) -> tuple[str, Callable[..., Sequence[Array]]]:
         """The function of a reduction's region, and its only operation where that is applied to both arguments."""
         block = operation.regions[0].entry
+        if len(operation.regions[0].blocks) > 1 or any(o.regions or o.name == "tt.call" for o in block.operations):
+            return "", self._combine_apart(operation.regions[0])
         code = self.region(operation.regions[0])
         slots, results, constants, count = code.arguments, code.operands, self._constants, len(block.arguments)
         size = self._registers  # not `self`, which would keep the module
@@ -301,6 +310,24 @@ class Compiler:
             return [registers[slot] for slot in results]
 
         return first.name if simple else "", combine
+
+    def _combine_apart(self, region: OperationRegion) -> Callable[..., Sequence[Array]]:
+        """The function of a region that branches: each element goes its way, as programs do."""
+        blocks = self._blocks(region)
+        returned = next(code.operands for code in blocks if not code.successors)
+        constants, size = self._constants, self._registers  # not `self`, which would keep the module
+        memory: Any = SimpleNamespace(kernel=self._module.kernel.name, races=None, version=0)  # which it does not touch
+
+        def combine(*values: Array) -> Sequence[Array]:
+            shape = np.broadcast_shapes(*(x.shape for x in values))
+            launch = LaunchState(memory, (1, 1, 1), [*map(constants.get, range(size))], _ROUNDS, print)
+            frame = Frame(list(launch.constants), np.zeros(math.prod(shape), np.int64), {}, launch)
+            for slot, value in zip(blocks[0].arguments, values, strict=True):
+                frame.registers[slot] = np.broadcast_to(value, shape).reshape(-1)
+            run_blocks(blocks, frame, returned)
+            return [np.broadcast_to(frame.registers[slot], len(frame.programs)).reshape(shape) for slot in returned]
+
+        return combine
 
     def _settle(self) -> None:
         """Follow pointers from arguments to accesses."""

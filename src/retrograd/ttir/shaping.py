@@ -276,7 +276,8 @@ def reduction(operation: Operation, simple: str, combine: Combine) -> Compute:
     """
     axis = int(attributes(operation)["axis"]) + 1
     extent = operation.operands[0].type.shape[axis - 1]
-    by_numpy = _REDUCES.get(simple)
+    one_bit = kind_of(operation, 0).name == "i1"  # where NumPy's sums count, and its largest number is not signed
+    by_numpy = None if one_bit else _REDUCES.get(simple)
     in_halves = _HALVES.get(simple)
     rounding = kind_of(operation).round
     before = (slice(None),) * axis
@@ -307,7 +308,8 @@ def scan(operation: Operation, simple: str, combine: Combine) -> Compute:
     axis = int(attributes(operation)["axis"]) + 1
     extent = operation.operands[0].type.shape[axis - 1]
     reverse = attributes(operation).get("reverse") == "true"
-    in_order = simple in ("arith.addf", "arith.addi") and kind_of(operation).round is None
+    in_order = simple == "arith.addi" and kind_of(operation).name != "i1"
+    in_order = in_order or (simple == "arith.addf" and kind_of(operation).round is None)
 
     def run(*operands: Array) -> Any:
         values = _operands_along(operands, extent, axis)

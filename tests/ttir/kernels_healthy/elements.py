@@ -1,0 +1,103 @@
+"""Functions of single elements: that branch, in reductions and scans, of one bit, and in assembly."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from programs import Check, healthy, integers
+
+
+@triton.jit
+def order_of(a, b):
+    if a < b:
+        return -1
+    elif a == b:
+        return 0
+    else:
+        return 1
+
+
+@triton.jit
+def orders_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.map_elementwise(order_of, tl.load(x_ptr + i, i < n), tl.load(y_ptr + i, i < n))
+    tl.store(out_ptr + i, found, i < n)
+
+
+@healthy("each element of a mapped function returns on a way of its own")
+def elements_that_return_early(device):
+    x, y = integers(100, seed=1).int(), integers(100, seed=2).int()
+    out = torch.empty(100, dtype=torch.int32, device=device)
+    orders_kernel[(4,)](x.to(device), y.to(device), out, 100, BLOCK=32)
+    return [Check(out, torch.sign(x - y))]
+
+
+@triton.jit
+def halvings(n, other):
+    rounds = 0
+    while n > 1:
+        n = n // 2
+        rounds += 1
+    return rounds, other, n, -other
+
+
+@triton.jit
+def halvings_kernel(x_ptr, rounds_ptr, rest_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    rounds, rest = tl.map_elementwise(halvings, tl.load(x_ptr + i), pack=2)
+    tl.store(rounds_ptr + i, rounds)
+    tl.store(rest_ptr + i, rest)
+
+
+@healthy("pairs of elements go round a loop as often as the first of them says")
+def pairs_that_go_round(device):
+    x = torch.arange(1, 65, dtype=torch.int32)
+    rounds, rest = (torch.empty(64, dtype=torch.int32, device=device) for _ in range(2))
+    halvings_kernel[(1,)](x.to(device), rounds, rest, BLOCK=64)
+    first, second = x[::2], x[1::2]
+    lengths = torch.tensor([int(n).bit_length() - 1 for n in first], dtype=torch.int32)
+    ones = torch.ones_like(first)
+    return [
+        Check(rounds, torch.stack([lengths, second], 1).ravel()),
+        Check(rest, torch.stack([ones, -second], 1).ravel()),
+    ]
+
+
+@triton.jit
+def larger(a, b):
+    found = b
+    if a > b:
+        found = a
+    return found
+
+
+@triton.jit
+def largest_kernel(x_ptr, out_ptr, so_far_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(out_ptr, tl.reduce(x, 0, larger))
+    tl.store(so_far_ptr + tl.arange(0, BLOCK), tl.associative_scan(x, 0, larger))
+
+
+@healthy("the function of a reduction and of a scan branches")
+def largest_by_branches(device):
+    x, out = integers(64, low=-50), torch.empty(1, device=device)
+    so_far = torch.empty(64, device=device)
+    largest_kernel[(1,)](x.to(device), out, so_far, BLOCK=64)
+    return [Check(out, x.max().view(1)), Check(so_far, x.cummax(0).values)]
+
+
+@triton.jit
+def one_bit_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK)) > 0
+    tl.store(out_ptr, tl.sum(x, dtype=tl.int1).to(tl.int32))
+    tl.store(out_ptr + 1, tl.sum(x))
+    tl.store(out_ptr + 2 + tl.arange(0, BLOCK), tl.cumsum(x, 0, dtype=tl.int1).to(tl.int32))
+
+
+@healthy("sums of one bit wrap: they say whether a number is odd")
+def sums_of_one_bit(device):
+    x = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1])
+    out = torch.empty(10, dtype=torch.int32, device=device)
+    one_bit_kernel[(1,)](x.to(device), out, BLOCK=8)
+    return [Check(out, torch.cat([x.sum().view(1) % 2, x.sum().view(1), x.cumsum(0) % 2]).int())]
