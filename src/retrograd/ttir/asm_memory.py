@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.ttir.asm_instructions import NO_VALUE, execute_instruction, is_known, register_bits
 from retrograd.ttir.element_types import Array, element_type, from_bits, to_bits
 from retrograd.ttir.frames import Again, EndlessLoopError, Frame, Step, Walk
-from retrograd.ttir.inline_asm import NO_VALUE, execute_instruction, fences, plain_text, register_bits
+from retrograd.ttir.inline_asm import fences, plain_text
 from retrograd.ttir.ir import Operation
 from retrograd.ttir.operations import attributes, refused
 from retrograd.ttir.races import OrderedRaces
@@ -65,6 +66,8 @@ class _Assembly:
             match = _ACCESS.match(name)
             if match is not None:
                 self.accesses[number] = self._access(compiler, match, operands)
+            elif name.split(".")[0] != "bra" and not is_known(name.split(".")):
+                raise refused(operation, f"inline assembly, its instruction {name!r}")
 
     def _access(self, compiler: Compiling, match: re.Match[str], operands: list[str]) -> tuple[Any, str, int, str]:
         """The access of an instruction, the register with its address, what is added to that, the other operand."""
