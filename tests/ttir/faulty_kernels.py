@@ -9,12 +9,14 @@ import json
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
 
 from retrograd import cpu_triton
+from retrograd.ttir.interleaving import run_in_turns
 
 SPECIMENS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {}
 
@@ -494,6 +496,55 @@ def goes_by_offsets_in_assembly():
     out = torch.zeros(2, dtype=torch.int32)
     offsets_kernel[(1,)](torch.tensor([1, 20, 300], dtype=torch.int32), out)
     assert out.tolist() == [320, 320]
+
+
+@triton.jit
+def locking_kernel(sum_ptr, lock_ptr):
+    while tl.atomic_cas(lock_ptr, 0, 1, sem="acquire") == 1:
+        pass
+    tl.store(sum_ptr, tl.load(sum_ptr) + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock_ptr, 0, sem="release")
+
+
+@specimen(seed=3)
+def waits_in_a_crowd():
+    """Who waits for a lock that another one has taken again is not asked: of 150 each would be, 75 times."""
+    turns: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        ended, made = run_in_turns(*arguments)
+        turns.append(made)
+        return ended, made
+
+    total = torch.zeros(1)
+    with mock.patch("retrograd.ttir.execution.run_in_turns", counted):
+        locking_kernel[(150,)](total, torch.zeros(1, dtype=torch.int32))
+    assert total.item() == 150
+    assert max(turns) < 150 * 30, turns
+
+
+@specimen()
+def compares_devices():
+    """As Triton's tutorials do, before the first launch."""
+    device = triton.runtime.driver.active.get_active_torch_device()
+    x = torch.rand(4, device=device)
+    assert x.device == device
+    assert torch.empty_like(x).device == device
+    assert (x + x).device == device
+
+
+@triton.jit
+def descriptor_maximum_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    box = tl.make_tensor_descriptor(out_ptr, [BLOCK, BLOCK], [BLOCK, 1], [BLOCK, BLOCK])
+    box.atomic_max([0, 0], tl.load(x_ptr + i[:, None] * BLOCK + i[None, :]))
+
+
+@specimen()
+def takes_maxima_by_a_descriptor():
+    x, out = torch.randn(16, 16).half(), torch.zeros(16, 16, dtype=torch.half)
+    descriptor_maximum_kernel[(1,)](x, out, BLOCK=16)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ Binder, heuristics, autotuner and specialisation stay Triton's. What is replaced
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from retrograd.compat.triton_compile import PROBE_GPU, GpuDescription, _driver
 from retrograd.compat.triton_frontend_key import frontend_key
 from retrograd.compat.triton_launch import is_unheard, unheard
 from retrograd.core import gc_pause
+from retrograd.errors import UnsupportedOperationError
 
 # The passes rewrite descriptors to pointers for GPUs before sm_90; nothing else of TTIR depends on the number.
-_WITHOUT_DESCRIPTORS = 80
+_WITHOUT_DESCRIPTORS, _WITH_DESCRIPTORS = 80, 90
+_DESCRIPTOR = re.compile(r"\btt\.descriptor_\w+")
 _LATER_OPTIONS = frozenset({"num_warps", "num_stages", "maxnreg"})
 # In place of a text, under the key without these options.
 _READS_LATER_OPTIONS = "// depends on num_warps, num_stages or maxnreg"
@@ -222,6 +225,21 @@ def _unaligned(attrs: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _ttir(source: Any, target: Any, backend: Any, options: Any) -> str:
+    module = _module(source, target, backend, options)
+    try:
+        return backend.make_ttir(module, {}, options, _WITHOUT_DESCRIPTORS).str()
+    except RuntimeError:
+        # A GPU with descriptors compiles it; what has no pointers in their place is no mistake of the kernel's.
+        text = backend.make_ttir(_module(source, target, backend, options), {}, options, _WITH_DESCRIPTORS).str()
+        names = sorted(set(_DESCRIPTOR.findall(text)), key=lambda name: name != "tt.descriptor_reduce")
+        if not names:
+            raise
+        raise UnsupportedOperationError(
+            f"{names[0]} of {source.fn.__name__} cannot be executed without a GPU: Triton has no pointers in its place"
+        ) from None
+
+
+def _module(source: Any, target: Any, backend: Any, options: Any) -> Any:
     from triton._C.libtriton import ir
 
     context = ir.context()
@@ -229,8 +247,7 @@ def _ttir(source: Any, target: Any, backend: Any, options: Any) -> str:
     backend.load_dialects(context)
     implementation = backend.get_codegen_implementation(options)
     with gc_pause.paused():  # which takes 8 % of it, and finds nothing
-        module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
-    return backend.make_ttir(module, {}, options, _WITHOUT_DESCRIPTORS).str()
+        return source.make_ir(target, options, implementation, backend.get_module_map(), context)
 
 
 @part(

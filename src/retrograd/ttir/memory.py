@@ -57,6 +57,7 @@ class Memory(AccessFaults):
         may_overflow: whether every address is held against the exact one, and not only those outside of tensors.
         learned: storages that pointers in memory led to in other runs of the launch.
         on_learning: is called with each that they lead to in this one, before it is touched.
+        looks: storage, elements and their size, of what loops that may wait load or update; None to note nothing.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Memory(AccessFaults):
         self.order_matters: dict[int, int] = {}
         self.on_access: list[Callable[[MemoryAccess, Array, Array], None]] = []
         self.on_learning: list[Callable[[Storage], None]] = []
+        self.looks: list[tuple[Storage, Array, int]] | None = None
         self._who: dict[tuple[int, ...], tuple[Array, Array]] = {}  # shape -> programs, and that of each lane
         self._learned = learned if learned is not None else LearnedStorages()
         self._storages = list({id(p.storage): p.storage for p in pointers.values()}.values())
@@ -104,6 +106,8 @@ class Memory(AccessFaults):
         result: Array | None = None
         undefined: Array | None = None
         for storage, index, allowed in self._split(access, programs, addresses, mask):
+            if access.in_loop and self.looks is not None:
+                self.looks.append((storage, index, kind.size))
             values = storage.taken(kind, index)
             if storage.undefined is not None:
                 unknown = storage.undefined[index * kind.size]
@@ -157,6 +161,8 @@ class Memory(AccessFaults):
             if not len(index):
                 continue
             view = storage.view(kind.memory)
+            if access.in_loop and self.looks is not None:
+                self.looks.append((storage, index, kind.size))
             if self.races is not None:
                 swaps = access.operation != "cas" or bitwise_equal(kind.decode(view[index]), lanes[0]).any()
                 self._synchronise(access, storage, index, who, bool(swaps), wanted)

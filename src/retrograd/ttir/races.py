@@ -15,6 +15,7 @@ import numpy as np
 
 from retrograd.ttir.element_types import Array
 
+_NEVER = np.iinfo(np.int32).max
 _EMPTY = -1
 _BLOCK = 512  # cells whose clocks are kept together: 4 KiB for each program that touches some of them
 
@@ -186,8 +187,8 @@ class OrderedRaces:
         self._released: dict[int, dict[int, Array]] = {}  # storage -> cell -> clock
         self._at_fence: dict[int, Array] = {}
         self._to_acquire: dict[int, Array] = {}
-        # Storage, kind of access, block of cells -> program -> clock and access of its latest one, for each cell.
-        self._latest: dict[tuple[int, str, int], dict[int, tuple[Array, Array]]] = {}
+        # Storage, kind of access, block of cells -> the latest ones of each program.
+        self._latest: dict[tuple[int, str, int], _Latest] = {}
         # Storage, block of cells -> program -> number among all atomics of its latest one, and of that whose result is
         # looked at, for each cell.
         self._updates: dict[tuple[int, int], dict[int, Array]] = {}
@@ -202,7 +203,7 @@ class OrderedRaces:
             for program, (hit, accesses) in self._unordered(against, me, at, parts).items():
                 self._tell(program, accesses, me, hit, at, against == kind == "write")
         for number, _, inside in parts:
-            latest = self._latest.setdefault((id(at.owner), kind, number), {})
+            latest = self._latest.setdefault((id(at.owner), kind, number), _Latest())
             self._mark(latest, kind, me, inside, at.access)
             if kind == "atomic":
                 updates = self._updates.setdefault((id(at.owner), number), {})
@@ -213,14 +214,13 @@ class OrderedRaces:
                 self._released_now.remove(me)
                 self._clocks[me][me] += 1
 
-    def _observed(self, owner: int, number: int, program: int, me: int, inside: Array) -> Array:
+    def _observed(self, owner: int, number: int, program: int, me: int, inside: Array | slice) -> Any:
         """Cells whose latest atomic of a program comes before one of `me`, which has looked at what it wrote.
 
         PTX orders what is observed so before all that the observer does then, whatever the atomics say of other memory.
         """
         updates = self._updates.get((owner, number), {})
-        none = np.zeros(len(inside), bool)
-        return updates[program][0, inside] < updates[me][1, inside] if me in updates else none
+        return updates[program][0, inside] < updates[me][1, inside] if me in updates else np.False_
 
     def _unordered(
         self, against: str, me: int, at: Cells, parts: list[tuple[int, Any, Array]]
@@ -228,38 +228,41 @@ class OrderedRaces:
         """Which cells others have touched that nothing orders with this access, by program, and their accesses."""
         conflicts: dict[int, tuple[Array, Array]] = {}
         for number, lanes, inside in parts:
-            for program, (clocks, accesses) in self._latest.get((id(at.owner), against, number), {}).items():
-                if program == me:
-                    continue
-                hit = clocks[inside] > self._clocks[me][program]
-                if against == "atomic" and hit.any():
-                    hit &= ~self._observed(id(at.owner), number, program, me, inside)
+            latest = self._latest.get((id(at.owner), against, number), _NOWHERE)
+            inside = _as_slice(inside)
+            known = self._clocks[me].take(latest.programs)
+            known[latest.programs == me] = _NEVER  # nobody is in conflict with itself
+            later = latest.clocks[: len(known), inside] > known[:, None]
+            for row in np.flatnonzero(later.any(axis=1)).tolist():
+                program, hit = int(latest.programs[row]), later[row]
+                if against == "atomic":
+                    hit = hit & ~self._observed(id(at.owner), number, program, me, inside)
                 if hit.any():
                     if program not in conflicts:
                         conflicts[program] = np.zeros(len(at.cells), bool), np.zeros(len(at.cells), np.int32)
                     conflicts[program][0][lanes] = hit
-                    conflicts[program][1][lanes] = accesses[inside]
+                    conflicts[program][1][lanes] = latest.accesses[row, inside]
         return conflicts
 
-    def _mark(self, latest: dict[int, tuple[Array, Array]], kind: str, me: int, inside: Array, access: int) -> None:
-        clock = self._clocks[me]
+    def _mark(self, latest: _Latest, kind: str, me: int, inside: Array, access: int) -> None:
+        mine, within = latest.row(me), _as_slice(inside)
         if kind == "write":
             # Who writes after all that it knows of replaces the marks of those: nobody can miss them any more.
-            for program, (clocks, _) in latest.items():
-                if program != me:
-                    clocks[inside[clocks[inside] <= clock[program]]] = 0
-        if me not in latest:
-            latest[me] = np.zeros(_BLOCK, np.int32), np.zeros(_BLOCK, np.int32)
-        latest[me][0][inside] = clock[me]
-        latest[me][1][inside] = access
+            known = self._clocks[me].take(latest.programs)
+            clocks = latest.clocks[: len(known), within]
+            latest.clocks[: len(known), within] = np.where(clocks <= known[:, None], 0, clocks)
+        latest.clocks[mine, within] = self._clocks[me][me]
+        latest.accesses[mine, within] = access
 
     def last_writers(self, owner: Any, cells: Array) -> Array:
         """Number of an access that wrote each cell, of the latest there are, -1 where none did."""
         numbers = np.full(len(cells), _EMPTY, np.int64)
         for number, lanes, inside in _blocks(cells):
             for kind in ("write", "atomic"):
-                for clocks, accesses in self._latest.get((id(owner), kind, number), {}).values():
-                    numbers[lanes] = np.where(clocks[inside] > 0, accesses[inside], numbers[lanes])
+                latest = self._latest.get((id(owner), kind, number), _NOWHERE)
+                for row in range(len(latest.programs)):
+                    marked = latest.clocks[row, inside] > 0
+                    numbers[lanes] = np.where(marked, latest.accesses[row, inside], numbers[lanes])
         return numbers
 
     def _tell(self, program: int, accesses: Array, me: int, hit: Array, at: Cells, writes: bool) -> None:
@@ -315,6 +318,45 @@ class OrderedRaces:
             np.maximum(clock, self._to_acquire[program], out=clock)
         self._at_fence[program] = clock.copy()
         clock[program] += 1
+
+
+class _Latest:
+    """The latest accesses of one kind to a block of cells, a row a program: its clock then, and which access it was.
+
+    Attributes:
+        programs: of the rows.
+        clocks, accesses: [rows that there is room for, _BLOCK], 0 where a program has not been.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._programs = np.zeros(1, np.int64)
+        self.clocks = np.zeros((1, _BLOCK), np.int32)
+        self.accesses = np.zeros((1, _BLOCK), np.int32)
+
+    @property
+    def programs(self) -> Array:
+        return self._programs[: len(self._rows)]
+
+    def row(self, program: int) -> int:
+        """The row of a program, a new one where it has none."""
+        row = self._rows.setdefault(program, len(self._rows))
+        if row == len(self.clocks):
+            self._programs = np.concatenate([self._programs, np.zeros_like(self._programs)])
+            self.clocks = np.concatenate([self.clocks, np.zeros_like(self.clocks)])
+            self.accesses = np.concatenate([self.accesses, np.zeros_like(self.accesses)])
+        self._programs[row] = program
+        return row
+
+
+_NOWHERE = _Latest()
+
+
+def _as_slice(inside: Array) -> Array | slice:
+    """Cells as a slice where they follow each other, of which NumPy makes no copy."""
+    first = int(inside[0])
+    follow = int(inside[-1]) - first == len(inside) - 1 and (len(inside) < 2 or bool((np.diff(inside) == 1).all()))
+    return slice(first, first + len(inside)) if follow else inside
 
 
 def _blocks(cells: Array) -> list[tuple[int, Any, Array]]:
