@@ -17,6 +17,7 @@ from retrograd.ttir.element_types import Array
 
 _NEVER = np.iinfo(np.int32).max
 _EMPTY = -1
+_TOLD = 8  # programs that an access is in conflict with: under a lock that orders nothing it is with all before it
 _BLOCK = 512  # cells whose clocks are kept together: 4 KiB for each program that touches some of them
 
 
@@ -234,6 +235,8 @@ class OrderedRaces:
             known[latest.programs == me] = _NEVER  # nobody is in conflict with itself
             later = latest.clocks[: len(known), inside] > known[:, None]
             for row in np.flatnonzero(later.any(axis=1)).tolist():
+                if len(conflicts) == _TOLD:
+                    break
                 program, hit = int(latest.programs[row]), later[row]
                 if against == "atomic":
                     hit = hit & ~self._observed(id(at.owner), number, program, me, inside)
