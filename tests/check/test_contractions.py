@@ -87,3 +87,17 @@ def test_the_run_in_the_ops_own_precision_cuts_their_terms():
         got, plain = _scores(q, k), _weighted_mean(q, w)
     assert 1e-5 < float((got / _scores(q, k) - 1).abs().max()) < 2.0**-10
     assert torch.equal(plain, _weighted_mean(q, w))
+
+
+def test_both_products_behind_a_convolution_have_factors_of_tf32():
+    generator = torch.Generator().manual_seed(0)
+    x, w, g = (torch.randn(shape, generator=generator) for shape in ((2, 3, 9, 9), (4, 3, 3, 3), (2, 4, 7, 7)))
+    x, w = x.requires_grad_(), w.requires_grad_()
+    with Tf32Factors(elementwise=False):
+        of_tf32 = torch.autograd.grad(torch.nn.functional.conv2d(x, w), (x, w), g)
+    cut = [(t.detach().view(torch.int32) & -(1 << 13)).view(torch.float32).requires_grad_() for t in (x, w, g)]
+    expected = torch.autograd.grad(torch.nn.functional.conv2d(*cut[:2]), cut[:2], cut[2])
+    ordinary = torch.autograd.grad(torch.nn.functional.conv2d(x, w), (x, w), g)
+    for got, want, other in zip(of_tf32, expected, ordinary, strict=True):
+        assert torch.equal(got, want)
+        assert not torch.equal(want, other)

@@ -566,3 +566,16 @@ def test_nan_is_found_where_most_other_elements_have_no_digit(divides):
         rg.op(cumprod, lambda x: x.cumprod(-1), dict(x=rg.tensor(7, 40))), level="quick", only=["extremes"]
     )
     assert {f.kind for f in report.findings} == ({"not-finite"} if divides else set()), report
+
+
+def _largest_number(x):
+    return torch.where(x.isnan(), -torch.inf, x).amax(-1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_nan_is_found_to_be_lost_among_numbers_that_are_larger(seed):
+    inputs, sizes = dict(x=rg.tensor("M", "N")), dict(N=48)
+    lost = rg.op(_largest_number, lambda x: x.amax(-1), inputs, sizes=sizes)
+    report = rg.verify(lost, level="quick", only=["extremes"], seed=seed)
+    assert "vanished" in {f.kind for f in report.findings}
+    assert rg.verify(rg.op(lambda x: x.amax(-1), lambda x: x.amax(-1), inputs, sizes=sizes), level="quick", seed=seed)

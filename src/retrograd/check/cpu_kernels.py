@@ -37,6 +37,11 @@ def current() -> Session | None:
     return _SESSIONS[-1] if _SESSIONS else None
 
 
+def awaited() -> bool:
+    """Whether kernels would be executed, once somebody has imported Triton."""
+    return bool(_AWAITED) and not _SESSIONS
+
+
 @contextmanager
 def executed(device: str, kept: dict[str, Any] | None = None) -> Iterator[None]:
     """Have Triton kernels that are launched inside executed on CPU tensors.

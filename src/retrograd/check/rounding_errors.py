@@ -33,6 +33,8 @@ class Tf32Factors(UnwrappedMode):
         if self._sums and contractions.contracts(name, args, kwargs):
             return func(_cut_to_tf32(args[0]), *args[1:], **kwargs)
         first = self._factors.get(name)
+        if name == "convolution_backward":  # two convolutions, whose factors are among grad_out, input and weight
+            args = (*map(_cut_to_tf32, args[:3]), *args[3:])
         if first is not None and all(isinstance(t, torch.Tensor) for t in args[first : first + 2]):
             args = (*args[:first], *map(_cut_to_tf32, args[first : first + 2]), *args[first + 2 :])
         out = func(*args, **kwargs)

@@ -188,10 +188,20 @@ def _depends(context: StageContext, case: Case, name: str, label: str, reach: Re
     """Where a tensor depends on the cell at all, not by 0 * NaN alone: where another number there changes it."""
     plain = case.but(values=())
     value = context.runner.inputs(plain)[name]
-    shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
-    shift[extreme_values.cell(value.shape)] = 1.0 + value[extreme_values.cell(value.shape)].abs().item()
-    moved = _moved(context, plain, name, label, shift)
-    return torch.ones_like(reach.want, dtype=torch.bool) if moved is None else moved != reach.plain
+    at = extreme_values.cell(value.shape)
+    here = value[at].item()
+    beyond = 1.0 + value.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    depends = torch.zeros_like(reach.want, dtype=torch.bool)
+    # A number that is not the largest or the least decides nothing until it is moved beyond all others; what is not
+    # finite there says that the formula is not meant for such numbers.
+    for step in (1.0 + abs(here), beyond - here, -beyond - here):
+        shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
+        shift[at] = step
+        moved = _moved(context, plain, name, label, shift)
+        if moved is None:
+            return torch.ones_like(depends)
+        depends = depends | (moved != reach.plain) & (moved.isfinite() | (step == 1.0 + abs(here)))
+    return depends
 
 
 def _moved(context: StageContext, plain: Case, name: str, label: str, shift: torch.Tensor) -> torch.Tensor | None:
