@@ -1,4 +1,4 @@
-"""What `verify` says of Triton ops of 59 libraries without a GPU, beside what was adjudicated before.
+"""What `verify` says of Triton ops of 76 libraries without a GPU, beside what was adjudicated before.
 
     python benchmarks/outside_triton/run.py --list
     pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
@@ -13,6 +13,7 @@
         ring-attention-pytorch==0.5.20 beartype
     MAMBA_SKIP_CUDA_BUILD=TRUE pip install --target libs --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
     python benchmarks/outside_triton/repositories.py | sh; python benchmarks/outside_triton/repositories_routing.py | sh
+    python benchmarks/outside_triton/repositories_memory.py | sh
     PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.sqlite --libraries liger --dtypes float32
 
 Runs as benchmarks/outside/suite.py: workers, resumed results, seconds of the processor, exit code 1 where anything
@@ -45,6 +46,7 @@ from latest import LATEST  # noqa: E402
 from liger_attention import LIGER  # noqa: E402
 from others import OTHERS  # noqa: E402
 from repositories_further import REPOSITORIES  # noqa: E402
+from repositories_memory import THIRD  # noqa: E402
 from repositories_sparse import SECOND  # noqa: E402
 from unseen import UNSEEN  # noqa: E402
 
@@ -62,6 +64,7 @@ LIBRARIES = {
     **UNSEEN,
     **REPOSITORIES,
     **SECOND,
+    **THIRD,
 }
 
 

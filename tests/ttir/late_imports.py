@@ -18,14 +18,14 @@ MASKED = [False]
 
 class Double(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         from late_kernels import double
 
         return double(x, MASKED[0])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    def backward(_: Any, dy: torch.Tensor) -> torch.Tensor:
         from late_kernels import double
 
         return double(dy, MASKED[0])
