@@ -110,13 +110,18 @@ def _ld(module: str, name: str) -> Any:
     return apply(f"ld_triton.ops.{module}", name)
 
 
+def _single(loss: Tensor) -> Tensor:
+    """In float32, as theirs is for every dtype (torch.zeros(n_rows, device=device)); float64 stays."""
+    return loss.float() if loss.dtype == torch.bfloat16 else loss
+
+
 # expected: contiguous right. Layouts, true bug: of input and target only the stride of rows is used, a transposed one
 # is read wrongly and beyond its end (triton_mse.py:19). bfloat16: squares are rounded and added up in bfloat16
 # (line 24): precision, the more the longer the row.
 LD.add(
     "ldtriton_mse",
     _ld("mse.triton_mse", "_triton_mse"),
-    lambda x, target: (x - target).square().mean(),
+    lambda x, target: _single((x - target).square().mean()),
     dict(x=MATRIX, target=MATRIX),
     sizes=ROWS,
 )
