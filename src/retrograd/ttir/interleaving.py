@@ -114,11 +114,10 @@ def run_in_turns(
     launch.limit = max(launch.limit, _ROUNDS_EACH * len(programs) ** 2)
     launch.restart()
     memory = launch.memory
-    frames = [Frame(list(registers), programs[i : i + 1], {}, launch) for i in range(len(programs))]
+    frames = (Frame(list(registers), programs[i : i + 1], {}, launch) for i in range(len(programs)))
     walks = [walk_blocks(kernel.blocks, frame) for frame in frames]
     ready, waiting = list(range(len(walks))), _Waiting()
-    ended: list[int] = []
-    turns = 0
+    ended, turns = list[int](), 0
     looked = [-1] * len(walks)  # memory's version at a program's last round
     looks: list[list[Look]] = [[] for _ in walks]  # of a program in its round
     while ready or waiting.programs:
@@ -135,8 +134,7 @@ def run_in_turns(
             # Those that wait for the same count as one: who looks first mostly changes it for the others.
             at = draws.randrange(len(ready) + len(awake))
             if at >= len(ready):
-                ready.append(waiting.take(awake[at - len(ready)], draws))
-                at = len(ready) - 1
+                ready, at = [*ready, waiting.take(awake[at - len(ready)], draws)], len(ready)
         number = ready[at]
         if stays:
             ready[at], ready[-1], at = ready[-1], number, len(ready) - 1

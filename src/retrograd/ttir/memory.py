@@ -66,8 +66,7 @@ class Memory(AccessFaults):
     ) -> None:  # fmt: skip
         super().__init__(pointers, accesses, kernel, faults, grid, library)
         self.races: UnorderedRaces | OrderedRaces | None = None
-        self.version = 0
-        self.may_overflow = False
+        self.version, self.may_overflow = 0, False
         self.order_matters: dict[int, int] = {}
         self.on_access: list[Callable[[MemoryAccess, Array, Array], None]] = []
         self.on_learning: list[Callable[[Storage], None]] = []

@@ -13,6 +13,7 @@ import numpy as np
 
 from retrograd.core import gc_pause
 from retrograd.ttir.asm_memory import asm_with_memory, touches_memory
+from retrograd.ttir.computing import computing
 from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_loop, run_blocks
 from retrograd.ttir.element_types import Array, ElementType, element_type
 from retrograd.ttir.exact_addresses import ExactAddresses, Note
@@ -26,7 +27,7 @@ from retrograd.ttir.races import OrderedRaces
 from retrograd.ttir.shaping import SHAPING, constant, map_elements, reduction, scan
 from retrograd.ttir.steps import IGNORED, STEPS, defined_only
 from retrograd.ttir.storage import MemoryAccess
-from retrograd.ttir.taint import Rule, rule_of, spread
+from retrograd.ttir.taint import rule_of
 from retrograd.ttir.tickets import only_stored
 
 _ANY = -1  # a pointer that comes from memory
@@ -229,7 +230,7 @@ class Compiler:
         sources, targets = tuple(self.slots(operation.operands)), tuple(self.slots(operation.results))
         if self._note is not None and len(targets) == 1:
             self._note(operation, sources, targets[0], compute)
-        return _computing(sources, targets, compute, rule_of(operation, compute))
+        return computing(sources, targets, compute, rule_of(operation, compute))
 
     def _structured(self, operation: Operation) -> Step:
         """Control flow, calls, and operations that have a function as a region."""
@@ -372,47 +373,6 @@ _OF_REGION: dict[str, Callable[..., Any]] = {
     "tt.scan": scan,
     "tt.map_elementwise": lambda operation, _, combine: map_elements(operation, combine),
 }
-
-
-def _computing(sources: tuple[int, ...], targets: tuple[int, ...], compute: Compute, rule: Rule) -> Step:
-    """A step that computes results from operands, by their slots.
-
-    What it needs are defaults of its function, not cells, which are objects that the garbage collector walks: kernels
-    of 90 operations had 2,700 each, and 0.1 s of a verification was spent on them.
-    """
-    if len(targets) == 1 and len(sources) == 1:
-
-        def of_one(
-            frame: Frame, a: int = sources[0], d: int = targets[0], compute: Compute = compute, rule: Rule = rule
-        ) -> None:
-            registers = frame.registers
-            registers[d] = compute(registers[a])
-            if frame.taint:
-                spread(frame.taint, registers, (a,), (d,), compute, rule)
-
-        return Step(of_one)
-    if len(targets) == 1 and len(sources) == 2:
-
-        def of_two(
-            frame: Frame, a: int = sources[0], b: int = sources[1], d: int = targets[0],
-            compute: Compute = compute, rule: Rule = rule,
-        ) -> None:  # fmt: skip
-            registers = frame.registers
-            registers[d] = compute(registers[a], registers[b])
-            if frame.taint:
-                spread(frame.taint, registers, (a, b), (d,), compute, rule)
-
-        return Step(of_two)
-
-    def of_any(frame: Frame) -> None:
-        registers = frame.registers
-        outcome = compute(*[registers[slot] for slot in sources])
-        for slot, value in zip(targets, outcome if len(targets) != 1 else (outcome,), strict=True):
-            registers[slot] = value
-        if frame.taint:
-            spread(frame.taint, registers, sources, targets, compute, rule)
-
-    return Step(of_any)
 
 
 def _spread_live(blocks: list[Code], defined: list[set[int]]) -> None:
