@@ -8,7 +8,7 @@ import pytest
 from test_races import in_a_process
 
 HERE = Path(__file__).resolve().parent
-RIGHT = {"two blocks": 2, "static assertion": 1, "pruned": 1, "sum": 2, "many": 4, "kept": 1}
+RIGHT = {"two blocks": 2, "static assertion": 1, "pruned": 1, "sum": 2, "many": 4, "kept": 1, "a mask at odd sizes": 2}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,7 @@ def test_right_configurations_are_left_alone(rows, name):
     ("name", "configuration", "kind", "what"),
     [
         ("no mask", "BLOCK=64", "configuration", "out of bounds in kernel doubled_without_mask"),
+        ("no mask at odd sizes", "BLOCK=2", "configuration", "out of bounds in kernel doubled_without_mask"),
         ("heuristics", "BLOCK=32, HALVES=2", "wrong-value", "times the attainable error"),
         ("splits", "BLOCK=32, SPLITS=4", "configuration", "race in kernel summed_in_splits: element 0 of `y_ptr`"),
         ("splits", "BLOCK=32, SPLITS=4", "wrong-value", "times the attainable error"),

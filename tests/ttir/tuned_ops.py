@@ -198,6 +198,11 @@ SUMS = {
 }
 OPS = {name: rg.op(fn, lambda x: 2 * x, dict(x=XS), sizes=SMALL, name=name) for name, fn in DOUBLES.items()}
 OPS |= {name: rg.op(fn, FORWARD_OF_SUM, dict(x=X), sizes=LONG, name=name) for name, fn in SUMS.items()}
+EVEN = dict(M=(1, 4, 4), N=(1, 9, 8))
+OPS |= {
+    name: rg.op(elementwise(function, configs(1, 2)), lambda x: 2 * x, dict(x=XS), sizes=EVEN, name=name)
+    for name, function in (("a mask at odd sizes", doubled), ("no mask at odd sizes", doubled_without_mask))
+}
 OPS["sum, deterministic"] = rg.op(SUMS["sum"], FORWARD_OF_SUM, dict(x=X), sizes=LONG, deterministic=True)
 
 

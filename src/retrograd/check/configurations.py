@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from retrograd.check import cpu_kernels, tuning
 from retrograd.check.case_sharding import shard
+from retrograd.check.inputs import resized
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
+from retrograd.check.sizes import elements
 from retrograd.check.stages._base import CaseOutcome, StageContext
 from retrograd.compat.triton_autotuning import constants, settings, written
 from retrograd.errors import RetrogradError
@@ -22,6 +24,7 @@ from retrograd.errors import RetrogradError
 if TYPE_CHECKING:
     from retrograd.ttir.session import Session
 
+_ODD = (3, 5, 33)
 _LABEL = "configurations of autotuned kernels"
 
 
@@ -33,6 +36,7 @@ class _Configured:
     case: Case
     number: int | None  # None for the fastest on a GPU
     kernel: str = ""
+    trials: bool = True  # whether what an autotuner times is executed too
 
     def __post_init__(self) -> None:
         self.run: OpRun | None = None
@@ -44,7 +48,7 @@ class _Configured:
         on_gpu = tuning.current()
         if on_gpu is not None:
             return tuning.choosing(on_gpu.fastest, self.number, self.kernel)
-        return cpu_kernels.session(configuration=self.number or 0, tuned_kernel=self.kernel, trials=True)
+        return cpu_kernels.session(configuration=self.number or 0, tuned_kernel=self.kernel, trials=self.trials)
 
     def _judged(self) -> list[Finding]:
         context, case = self.context, self.case
@@ -96,6 +100,7 @@ def compare(context: StageContext, case: Case) -> CaseOutcome:
     if first.findings or not first.session.configurations:
         return out
     numbers = _numbers(context, first.session.configurations)
+    uneven = _Uneven(context, case if numbers and not on_gpu else None)
     differing, compared = list[_Configured](), 1
     for number in shard(context, numbers, f"{len(numbers)} more {_LABEL}"):
         try:
@@ -108,15 +113,58 @@ def compare(context: StageContext, case: Case) -> CaseOutcome:
         compared += 1
         out.undecided += [why for why in run.session.undecided if why not in first.session.undecided]
         if run.wrong(first):
-            run = run.alone(first, bits=False)
-            under = _text(run.differing(first))
-            out.findings += [replace(finding, what=f"under {under}: {finding.what}") for finding in run.wrong(first)]
+            out.findings += _told(run, first)
+        elif found := uneven.findings(number):
+            out.findings += found
         elif _difference(run, first):
             differing.append(run)
     if differing:
         _tell_bits(out, context, first, differing, compared - 1)
     out.power_text = f"{compared} {_LABEL}" if compared > 1 else ""
     return out
+
+
+def _told(run: _Configured, first: _Configured) -> list[Finding]:
+    run = run.alone(first, bits=False)
+    under = _text(run.differing(first))
+    return [replace(finding, what=f"under {under}: {finding.what}") for finding in run.wrong(first)]
+
+
+class _Uneven:
+    """The op at sizes that blocks do not divide, where a configuration may need a mask that it needs nowhere else.
+
+    Blocks of two heads of a rotary embedding were right with the four heads of the ordinary case, and raced with three.
+    """
+
+    def __init__(self, context: StageContext, base: Case | None) -> None:
+        self._context, self._case = context, None if base is None else _with_odd_sizes(context, base)
+        self._first: _Configured | None = None
+
+    def findings(self, number: int) -> list[Finding]:
+        """What is wrong there under a configuration, and under the first is not."""
+        if self._case is None:
+            return []
+        try:
+            self._first = self._first or _Configured(self._context, self._case, 0, trials=False)
+            if self._first.findings or not self._first.session.configurations:
+                return []
+            run = _Configured(self._context, self._case, number, trials=False)
+        except RetrogradError:  # what cannot be executed there is told of the ordinary case, or of none
+            return []
+        return _told(run, self._first) if run.differing(self._first) and run.wrong(self._first) else []
+
+
+def _with_odd_sizes(context: StageContext, base: Case) -> Case | None:
+    """The case with as many sizes as may be small and odd; None where none may, or it costs too much."""
+    spec, case = context.spec, base
+    for name, size in base.sizes:
+        rule = spec.sizes.get(name)
+        for n in (*_ODD, *(n for n in (rule if isinstance(rule, list) else ()) if n % 2 and n > 1)):
+            changed = resized(spec, case, name, (n,) if name in spec.free_rank else n)
+            if changed is not None and elements(size) % 2 == 0:
+                case = changed
+                break
+    return None if case == base or not context.cost.allows(context.runner, case) else case
 
 
 def _numbers(context: StageContext, configurations: Mapping[str, list[Any]]) -> list[int]:
