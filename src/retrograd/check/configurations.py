@@ -114,8 +114,8 @@ def compare(context: StageContext, case: Case) -> CaseOutcome:
         out.undecided += [why for why in run.session.undecided if why not in first.session.undecided]
         if run.wrong(first):
             out.findings += _told(run, first)
-        elif found := uneven.findings(number):
-            out.findings += found
+        elif wrong_elsewhere := uneven.findings(number):
+            out.findings += wrong_elsewhere
         elif _difference(run, first):
             differing.append(run)
     if differing:

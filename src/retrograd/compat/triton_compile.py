@@ -213,8 +213,7 @@ def _driver(gpu: GpuDescription, device: str) -> Any:
         def get_active_torch_device(self) -> Any:
             import torch
 
-            # Where torch pretends a GPU its tensors say that they are there, and programs compare devices.
-            return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+            return torch.device("cpu")
 
         def get_device_capability(self, device: Any = None) -> tuple[int, int]:
             return divmod(gpu.arch, 10) if isinstance(gpu.arch, int) else (0, 0)

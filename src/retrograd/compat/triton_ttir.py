@@ -117,7 +117,7 @@ def library_folder() -> str:
 
 @contextmanager
 def executing(
-    gpu: GpuDescription, execute: Execute, tune: Callable[[Callable[[], Any]], None], keep: Keep
+    gpu: GpuDescription, execute: Execute, tune: Callable[[Callable[[], Any]], None], keep: Keep, device: Any
 ) -> Iterator[None]:
     """Have launches inside call `execute` with the kernel's TTIR, the grid and the arguments by name.
 
@@ -128,17 +128,18 @@ def executing(
         execute: runs the kernel on the arguments' memory.
         tune: is called in place of timing a configuration, with a function that launches it as the autotuner would.
         keep: gives the TTIR of a key, or what a function makes where it has none.
+        device: where Triton says that torch makes tensors for it; programs compare it with those of their tensors.
 
     Raises:
         UnsupportedVersionError: this Triton compiles or launches otherwise.
     """
     require(TTIR)
-    with _executing(gpu, execute, tune, keep):
+    with _executing(gpu, execute, tune, keep, device):
         yield
 
 
 @contextmanager
-def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None], keep: Keep) -> Iterator[None]:
+def _executing(gpu: GpuDescription, execute: Execute, tune: Any, keep: Keep, place: Any = None) -> Iterator[None]:
     from triton.runtime import driver as holder
     from triton.runtime.jit import JITFunction
 
@@ -151,6 +152,7 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None],
         return 0.0 if quantiles is None else [0.0] * len(quantiles)
 
     driver.get_benchmarker = lambda: benchmark
+    driver.get_active_torch_device = lambda: place
     # For triton.testing.do_bench in a person's program: the pretended torch.cuda has a clock, and no cache to empty.
     driver.get_device_interface = lambda: sys.modules["torch"].cuda
     driver.get_empty_cache_for_benchmark = lambda: None

@@ -89,7 +89,8 @@ def cpu_triton(
 
     gpu = _PLANNED[-1] if multiprocessors is None else replace(_PLANNED[-1], num_sms=multiprocessors)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(executing(gpu, session.execute, session.tune, kept_text))
+        device = fake_gpu.FIRST if pretend else fake_gpu.HOST  # as tensors inside say
+        stack.enter_context(executing(gpu, session.execute, session.tune, kept_text, device))
         works(TUNING)  # before launches pass by, those of its self-test among them
         stack.enter_context(around_autotuning(tuning))
         _SESSIONS.append(session)

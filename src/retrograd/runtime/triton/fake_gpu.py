@@ -22,7 +22,7 @@ from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.triton_compile import GpuDescription
 
-_FIRST = torch.device("cuda", 0)
+HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
 # Descriptors, which torch's stubs call what they give.
 _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _ASKS_DEVICE: Any = torch.Tensor.device.__get__  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ class _OnCpu(TorchFunctionMode):
                 return args[0] not in self._on_cpu
             device = func(*args, **(kwargs or {}))
             if func == _ASKS_DEVICE and self._devices and device.type == "cpu" and args[0] not in self._on_cpu:
-                return device if _asker(sys._getframe(1)).startswith((*self._knowing, "torch.")) else _FIRST
+                return device if _asker(sys._getframe(1)).startswith((*self._knowing, "torch.")) else FIRST
             return device  # or whatever else is asked for, a shape mostly: a third of all calls
         if func is torch.Tensor.cuda:
             return self._moved(args[0], args[0])
