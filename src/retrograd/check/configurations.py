@@ -114,7 +114,7 @@ def compare(context: StageContext, case: Case) -> CaseOutcome:
         out.undecided += [why for why in run.session.undecided if why not in first.session.undecided]
         if run.wrong(first):
             out.findings += _told(run, first)
-        elif wrong_elsewhere := uneven.findings(number):
+        elif wrong_elsewhere := uneven.findings(number, out):
             out.findings += wrong_elsewhere
         elif _difference(run, first):
             differing.append(run)
@@ -140,8 +140,8 @@ class _Uneven:
         self._context, self._case = context, None if base is None else _with_odd_sizes(context, base)
         self._first: _Configured | None = None
 
-    def findings(self, number: int) -> list[Finding]:
-        """What is wrong there under a configuration, and under the first is not."""
+    def findings(self, number: int, out: CaseOutcome) -> list[Finding]:
+        """What is wrong there under a configuration, and under the first is not; `out` gets what cannot be said."""
         if self._case is None:
             return []
         try:
@@ -149,7 +149,8 @@ class _Uneven:
             if self._first.findings or not self._first.session.configurations:
                 return []
             run = _Configured(self._context, self._case, number, trials=False)
-        except RetrogradError:  # what cannot be executed there is told of the ordinary case, or of none
+        except RetrogradError as error:
+            out.undecided.append(f"configuration {number + 1} of autotuned kernels at {self._case.text()}: {error}")
             return []
         return _told(run, self._first) if run.differing(self._first) and run.wrong(self._first) else []
 

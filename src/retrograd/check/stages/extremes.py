@@ -194,13 +194,13 @@ def _depends(context: StageContext, case: Case, name: str, label: str, reach: Re
     depends = torch.zeros_like(reach.want, dtype=torch.bool)
     # A number that is not the largest or the least decides nothing until it is moved beyond all others; what is not
     # finite there says that the formula is not meant for such numbers.
-    for step in (1.0 + abs(here), beyond - here, -beyond - here):
+    for number, step in enumerate((1.0 + abs(here), beyond - here, -beyond - here)):
         shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
         shift[at] = step
         moved = _moved(context, plain, name, label, shift)
         if moved is None:
             return torch.ones_like(depends)
-        depends = depends | (moved != reach.plain) & (moved.isfinite() | (step == 1.0 + abs(here)))
+        depends = depends | (moved != reach.plain) & (moved.isfinite() if number else True)
     return depends
 
 
