@@ -224,13 +224,12 @@ class OrderedRaces:
         return updates[program][0, inside] < updates[me][1, inside] if me in updates else np.False_
 
     def _unordered(
-        self, against: str, me: int, at: Cells, parts: list[tuple[int, Any, Array]]
+        self, against: str, me: int, at: Cells, parts: list[tuple[int, Any, Array | slice]]
     ) -> dict[int, tuple[Array, Array]]:
         """Which cells others have touched that nothing orders with this access, by program, and their accesses."""
         conflicts: dict[int, tuple[Array, Array]] = {}
         for number, lanes, inside in parts:
             latest = self._latest.get((id(at.owner), against, number), _NOWHERE)
-            inside = _as_slice(inside)
             known = self._clocks[me].take(latest.programs)
             known[latest.programs == me] = _NEVER  # nobody is in conflict with itself
             later = latest.clocks[: len(known), inside] > known[:, None]
@@ -247,15 +246,15 @@ class OrderedRaces:
                     conflicts[program][1][lanes] = latest.accesses[row, inside]
         return conflicts
 
-    def _mark(self, latest: _Latest, kind: str, me: int, inside: Array, access: int) -> None:
-        mine, within = latest.row(me), _as_slice(inside)
+    def _mark(self, latest: _Latest, kind: str, me: int, inside: Array | slice, access: int) -> None:
+        mine = latest.row(me)
         if kind == "write":
             # Who writes after all that it knows of replaces the marks of those: nobody can miss them any more.
             known = self._clocks[me].take(latest.programs)
-            clocks = latest.clocks[: len(known), within]
-            latest.clocks[: len(known), within] = np.where(clocks <= known[:, None], 0, clocks)
-        latest.clocks[mine, within] = self._clocks[me][me]
-        latest.accesses[mine, within] = access
+            clocks = latest.clocks[: len(known), inside]
+            latest.clocks[: len(known), inside] = np.where(clocks <= known[:, None], 0, clocks)
+        latest.clocks[mine, inside] = self._clocks[me][me]
+        latest.accesses[mine, inside] = access
 
     def last_writers(self, owner: Any, cells: Array) -> Array:
         """Number of an access that wrote each cell, of the latest there are, -1 where none did."""
@@ -362,13 +361,13 @@ def _as_slice(inside: Array) -> Array | slice:
     return slice(first, first + len(inside)) if follow else inside
 
 
-def _blocks(cells: Array) -> list[tuple[int, Any, Array]]:
+def _blocks(cells: Array) -> list[tuple[int, Any, Array | slice]]:
     """Cells by the block that they are in: its number, which of them, and where they lie in it."""
     numbers, inside = cells // _BLOCK, cells % _BLOCK
     first = int(numbers[0]) if len(numbers) else 0
     if (numbers == first).all():
-        return [(first, slice(None), inside)] if len(numbers) else []
+        return [(first, slice(None), _as_slice(inside))] if len(numbers) else []
     order = np.argsort(numbers, kind="stable")
     starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
     parts = np.split(order, starts[1:])
-    return [(int(numbers[lanes[0]]), lanes, inside[lanes]) for lanes in parts]
+    return [(int(numbers[lanes[0]]), lanes, _as_slice(inside[lanes])) for lanes in parts]
