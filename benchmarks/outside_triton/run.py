@@ -44,6 +44,8 @@ from further import FURTHER  # noqa: E402
 from gems import CUT, GEMS  # noqa: E402
 from latest import LATEST  # noqa: E402
 from liger_attention import LIGER  # noqa: E402
+from options_fla_more import FLA_OPTIONS  # noqa: E402
+from options_liger_chunked import LIGER_OPTIONS  # noqa: E402
 from others import OTHERS  # noqa: E402
 from repositories_further import REPOSITORIES  # noqa: E402
 from repositories_memory import THIRD  # noqa: E402
@@ -65,6 +67,8 @@ LIBRARIES = {
     **REPOSITORIES,
     **SECOND,
     **THIRD,
+    **FLA_OPTIONS,
+    **LIGER_OPTIONS,
 }
 
 
