@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -87,6 +90,68 @@ def test_tensors_are_on_the_gpu_but_for_those_that_were_asked_for_on_the_cpu():
         assert x.tolist() == [1.0, 1.0, 1.0]
         assert here.to(there).device == there
     assert x.device.type == "cpu"
+
+
+def test_tensors_are_made_on_the_gpu_that_is_the_default():
+    with fake_gpu.gpu(target_named("sm_90"), devices=True):
+        torch.set_default_device("cuda")
+        made = [torch.rand(2), torch.tensor([1.0]), torch.nn.Linear(2, 2).weight, torch.arange(3)]
+        assert all(t.is_cuda and t.device == torch.get_default_device() == torch.device("cuda", 0) for t in made)
+        assert made[0].cuda() is made[0]  # where it is already
+        assert torch.zeros(2, device="cpu").device.type == "cpu"
+        torch.set_default_device("cpu")
+        assert torch.get_default_device().type == torch.ones(1).device.type == "cpu"
+        torch.set_default_device("cuda")
+    assert torch.get_default_device().type == torch.ones(1).device.type == "cpu"
+
+
+def test_programs_that_ask_for_whatever_accelerator_there_is_get_the_gpu(gpu):
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.device_count() == 1
+    assert torch.accelerator.current_accelerator().type == "cuda"
+    assert torch.get_device_module() is torch.cuda
+    torch.accelerator.synchronize()
+    asked = torch.cuda.get_device_properties("cuda")
+    assert asked.shared_memory_per_block <= asked.shared_memory_per_block_optin < asked.shared_memory_per_multiprocessor
+    assert torch.cuda.get_arch_list() == ["sm_90"]
+
+
+def test_products_of_matrices_have_the_dtype_that_is_asked_for(gpu):
+    # Torch has them for CUDA alone.
+    a, b, added = torch.randn(2, 3, 4).bfloat16(), torch.randn(2, 4, 5).bfloat16(), torch.randn(2, 3, 5)
+    exact = a.float() @ b.float()
+    assert torch.equal(torch.bmm(a, b, out_dtype=torch.float32), exact)
+    assert torch.equal(torch.mm(a[0], b[0], torch.float32), exact[0])
+    for total in (torch.baddbmm(added, a, b, out_dtype=torch.float32), torch.baddbmm(added, a, b, torch.float32)):
+        assert torch.equal(total, torch.baddbmm(added, a.float(), b.float()))
+    out = torch.empty(3, 5)
+    torch.addmm(added[0], a[0], b[0], out_dtype=torch.float32, beta=2.0, out=out)
+    assert torch.equal(out, torch.addmm(added[0], a[0].float(), b[0].float(), beta=2.0))
+    assert torch.mm(a[0], b[0]).dtype == torch.bfloat16
+
+
+_COMPILED = """
+import sys, torch
+from retrograd.codegen.targets import target_named
+from retrograd.runtime.triton import fake_gpu
+
+def refuse(graph, inputs):
+    raise RuntimeError("there is no GPU to compile for")
+
+assert "torch._dynamo" not in sys.modules
+with fake_gpu.gpu(target_named("sm_90")):
+    doubled = torch.compile(lambda x: 2 * x, backend=refuse, fullgraph=True)
+    assert doubled(torch.ones(2)).tolist() == [2.0, 2.0]
+try:
+    doubled(torch.ones(2))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_what_compiles_inside_first_compiles_nothing_there():
+    process = subprocess.run([sys.executable, "-c", _COMPILED], capture_output=True, text=True, check=False)
+    assert "there is no GPU to compile for" in process.stdout, process.stderr
 
 
 def test_a_launcher_that_refuses_what_is_not_on_a_gpu_is_verified():

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import sys
-from collections.abc import Iterator
-from types import FrameType, SimpleNamespace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.triton_compile import GpuDescription
+from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, cuda_answers
 
 HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
 # Descriptors, which torch's stubs call what they give.
@@ -31,6 +32,17 @@ _NAMES_PLACE = (str, torch.device)
 _FRESH = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, torch.Tensor.new_empty,
                     torch.Tensor.new_empty_strided})  # fmt: skip
 _PASSING = ("torch.utils._device", "torch.overrides")
+# Functions that make a tensor on the default device where they are told of none.
+_MAKERS = frozenset(
+    getattr(torch, name)
+    for name in (
+        "arange", "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace",
+        "logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices",
+        "triu_indices", "zeros",
+    )
+)  # fmt: skip
+# Products that have a dtype for their result on a GPU alone, and how many tensors they have before it.
+_WIDENED = {torch.mm: 2, torch.bmm: 2, torch.addmm: 3, torch.baddbmm: 3}
 
 
 class _OnCpu(TorchFunctionMode):
@@ -47,6 +59,7 @@ class _OnCpu(TorchFunctionMode):
         self._knowing, self._devices, self._repeats = knowing, devices, repeats
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
+        self.default: torch.device | None = None  # that was chosen for tensors that are told of none
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A wrapper is made at each look, so that only equality holds.
@@ -77,6 +90,10 @@ class _OnCpu(TorchFunctionMode):
         places = [value for value in (*args, *kwargs.values()) if isinstance(value, _NAMES_PLACE)]
         if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, places))):
             return self._kept(args[0] if args else None, func(*args, **kwargs))
+        if func in _WIDENED:
+            return _widened(func, args, kwargs)
+        if self.default is not None and func in _MAKERS and kwargs.get("device") is None:
+            return (self._moved if _is_cuda(self.default) else self._kept)(None, func(*args, **kwargs))
         if not any(map(_is_cuda, places)):
             return func(*args, **kwargs)
         keywords = {name: _place(value) if name == "device" else value for name, value in kwargs.items()}
@@ -133,17 +150,42 @@ def gpu(
         devices: whether `device` of a tensor that nobody asked for on the CPU is the GPU, too.
         repeats: whether memory that nobody has written always holds the same.
     """
-    names, answers, stock_generator = torch.cuda.__dict__, _answers(target), torch.Generator
-    stock_module, stock_fork = torch.get_device_module, torch.random.fork_rng
+    stock_generator, stock_module, stock_fork = torch.Generator, torch.get_device_module, torch.random.fork_rng
+    stock_default, stock_set, stock_compile = torch.get_default_device, torch.set_default_device, torch.compile
+    mode, function, late = _OnCpu(knowing, devices, repeats), torch.autograd.function.BackwardCFunction, ExitStack()
+    stock_apply: Any = function.apply
+    may_compile = "torch._dynamo" not in sys.modules
 
     def fork_rng(devices: Any = (), *args: Any, **kwargs: Any) -> Any:
         """All draws are the CPU's, whose state is forked whatever the devices."""
         return stock_fork((), *args, **kwargs)
 
     @functools.wraps(getattr(stock_module, "__wrapped__", stock_module))  # Dynamo asks for its __wrapped__
-    def device_module(device: Any = None) -> Any:
+    def get_device_module(device: Any = None) -> Any:
         """Not asked with a device that the mode places on the CPU: it would keep that answer for ever."""
-        return torch.cuda if _is_cuda(device) else stock_module(device)
+        current = device is None and not _asker(sys._getframe(1)).startswith("torch.")
+        return torch.cuda if current or _is_cuda(device) else stock_module(device)
+
+    @functools.wraps(stock_default)
+    def get_default_device() -> torch.device:
+        return mode.default or stock_default()
+
+    @functools.wraps(stock_set)
+    def set_default_device(device: Any) -> None:
+        """Torch would place what is made below the mode, where a GPU is one."""
+        if mode.default is None:
+            late.callback(stock_set, None)
+        mode.default = FIRST if _is_cuda(device) else device and torch.device(device)
+        stock_set(_place(device))
+
+    @functools.wraps(stock_compile)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        """As the compiler that was loaded before the context, one that is loaded inside compiles nothing."""
+        nonlocal may_compile
+        if may_compile:
+            late.enter_context(torch.compiler.set_stance("force_eager"))
+        may_compile = False
+        return stock_compile(*args, **kwargs)
 
     class Generator(torch.Generator):
         """Made by a type, which asks no torch function."""
@@ -151,26 +193,52 @@ def gpu(
         def __new__(cls, device: Any = "cpu") -> Any:
             return stock_generator(_place(device))
 
-    mode, function = _OnCpu(knowing, devices, repeats), torch.autograd.function.BackwardCFunction
-    stock_apply: Any = function.apply
-
     def apply_backward(self: Any, *grads: Any) -> Any:
         """The backward of a Function: `torch.autograd.grad` is a call that the mode is asked for, and off inside."""
         with mode:
             return stock_apply(self, *grads)
 
-    stock = {name: names[name] for name in answers}
-    names.update(answers)
-    torch.Generator, torch.get_device_module, torch.random.fork_rng = Generator, device_module, fork_rng
-    function.apply = apply_backward
-    try:
+    pretended = dict(Generator=Generator, get_device_module=get_device_module, get_default_device=get_default_device,
+                     set_default_device=set_default_device, compile=compile)  # fmt: skip
+    with late, ExitStack() as stack:
+        stack.enter_context(_replaced(torch.cuda, cuda_answers(target)))
+        stack.enter_context(_replaced(torch.accelerator, accelerator_answers()))
+        stack.enter_context(_replaced(torch, pretended))
+        stack.enter_context(_replaced(torch.random, dict(fork_rng=fork_rng)))
+        stack.enter_context(_replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
-        with pretended_shortcuts(), eagerly(), mode:
-            yield
+        for context in (pretended_shortcuts(), eagerly(), mode):
+            stack.enter_context(context)
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: ModuleType | type, names: Mapping[str, Any]) -> Iterator[None]:
+    """Other values under these names of a module or class; a name that it has not is left out."""
+    stock = {name: vars(owner)[name] for name in names if name in vars(owner)}
+    for name in stock:
+        setattr(owner, name, names[name])
+    try:
+        yield
     finally:
-        function.apply = stock_apply
-        torch.Generator, torch.get_device_module, torch.random.fork_rng = stock_generator, stock_module, stock_fork
-        names.update(stock)
+        for name, value in stock.items():
+            setattr(owner, name, value)
+
+
+def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product of matrices, of factors in the dtype of the result where one is named: each product fits in there."""
+    count = _WIDENED[func]
+    if len(args) > count and isinstance(args[count], torch.dtype):
+        args, kwargs = args[:count] + args[count + 1 :], kwargs | {"out_dtype": args[count]}
+    dtype = kwargs.get("out_dtype")
+    if dtype is None:
+        return func(*args, **kwargs)
+    kwargs = {name: _in_dtype(value, dtype) for name, value in kwargs.items() if name != "out_dtype"}
+    return func(*(_in_dtype(value, dtype) for value in args), **kwargs)
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _is_cuda(value: Any) -> bool:
@@ -190,87 +258,3 @@ def _place(value: Any) -> Any:
     if not _is_cuda(value):
         return value
     return "cpu" if isinstance(value, str) else torch.device("cpu")
-
-
-class _Device(contextlib.nullcontext):
-    """torch.cuda.device of whatever device."""
-
-    def __init__(self, device: Any = None) -> None:
-        super().__init__(device)
-
-
-class _Event:
-    """torch.cuda.Event, each record of which is a second after the one before.
-
-    Nobody knows here what is fastest on a GPU, and by the clock of the CPU a library that times its own kernels chose
-    another one at each run, with a NaN or without. By this one it keeps the first, and benchmarks repeat little.
-    """
-
-    _records = itertools.count()
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._at = 0
-
-    def record(self, stream: Any = None) -> None:
-        self._at = next(self._records)
-
-    def elapsed_time(self, end: _Event) -> float:
-        return 1e3 * (end._at - self._at)
-
-    def synchronize(self) -> None: ...
-
-    def wait(self, stream: Any = None) -> None: ...
-
-
-class _Stream(contextlib.nullcontext):
-    """torch.cuda.Stream, and the context torch.cuda.stream: there is one order of work alone."""
-
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__(self)
-
-    def wait_stream(self, stream: Any) -> None: ...
-
-    wait_event = record_event = wait_stream
-
-    def synchronize(self) -> None: ...
-
-
-@functools.cache
-def _answers(target: GpuDescription) -> dict[str, Any]:
-    capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 4)
-    properties = SimpleNamespace(
-        name=target.name,
-        major=capability[0],
-        minor=capability[1],
-        multi_processor_count=target.num_sms,
-        warp_size=target.warp_size,
-        total_memory=80 * 1024**3,
-        shared_memory_per_block_optin=target.shared_limit_bytes,
-        gcnArchName=str(target.arch),
-    )
-    return {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "get_device_properties": lambda device=None: properties,
-        "get_device_capability": lambda device=None: capability,
-        "get_device_name": lambda device=None: target.name,
-        "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
-        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
-        **dict.fromkeys(("Stream", "stream"), _Stream),
-        "Event": _Event,
-        "device": _Device,
-        "empty_cache": lambda: None,
-        "is_bf16_supported": lambda *_, **__: True,
-        "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # torch.compile saves and restores it
-        "set_rng_state": lambda state, device="cuda": None,
-        **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda device=None: 0),
-        "reset_peak_memory_stats": lambda device=None: None,
-        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
-        "nvtx": SimpleNamespace(
-            range=contextlib.nullcontext, **dict.fromkeys(("range_push", "range_pop", "mark"), lambda *_: None)
-        ),
-    }

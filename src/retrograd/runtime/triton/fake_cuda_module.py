@@ -1,0 +1,151 @@
+"""Answers of torch.cuda and torch.accelerator where a GPU is pretended: one device and one order of work."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from retrograd.compat.triton_compile import GpuDescription
+
+# Made here: inside of the context the mode would place it on the CPU.
+_DEVICE = torch.device("cuda")
+_AMOUNTS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated")
+
+
+class _Device(contextlib.nullcontext):
+    """torch.cuda.device of whatever device."""
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__(device)
+
+
+class _Event:
+    """torch.cuda.Event, each record of which is a second after the one before.
+
+    Nobody knows here what is fastest on a GPU, and by the clock of the CPU a library that times its own kernels chose
+    another one at each run, with a NaN or without. By this one it keeps the first, and benchmarks repeat little.
+    """
+
+    _records = itertools.count()
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at = 0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = next(self._records)
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end._at - self._at)
+
+    def synchronize(self) -> None: ...
+
+    def wait(self, stream: Any = None) -> None: ...
+
+
+class _Stream(contextlib.nullcontext):
+    """torch.cuda.Stream, and the context torch.cuda.stream: there is one order of work alone."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(self)
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    wait_event = record_event = wait_stream
+
+    def synchronize(self) -> None: ...
+
+
+@functools.cache
+def cuda_answers(target: GpuDescription) -> dict[str, Any]:
+    """By the names of torch.cuda."""
+    capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 4)
+    properties = SimpleNamespace(
+        name=target.name,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=target.num_sms,
+        warp_size=target.warp_size,
+        total_memory=80 * 1024**3,
+        # What all GPUs since Volta have, but for the cache, which is a Hopper's.
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=target.shared_limit_bytes,
+        shared_memory_per_multiprocessor=target.shared_limit_bytes + 1024,
+        regs_per_multiprocessor=1 << 16,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        L2_cache_size=50 * 1024**2,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName=str(target.arch),
+    )
+    return {
+        **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
+        **dict.fromkeys(("init", "ipc_collect"), lambda: None),
+        "get_arch_list": lambda: [f"sm_{target.arch}" if isinstance(target.arch, int) else target.arch],
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_name": lambda device=None: target.name,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
+        **dict.fromkeys(("Stream", "stream", "ExternalStream"), _Stream),
+        "Event": _Event,
+        **dict.fromkeys(("device", "device_of"), _Device),
+        "empty_cache": lambda: None,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # torch.compile saves and restores it
+        "set_rng_state": lambda state, device="cuda": None,
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state_all": lambda states: None,
+        **dict.fromkeys(_AMOUNTS, lambda device=None: 0),
+        **dict.fromkeys(_RESETS, lambda device=None: None),
+        "memory_stats": lambda device=None: {},
+        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "nvtx": SimpleNamespace(
+            range=contextlib.nullcontext, **dict.fromkeys(("range_push", "range_pop", "mark"), lambda *_: None)
+        ),
+    }
+
+
+def accelerator_answers() -> dict[str, Any]:
+    """By the names of torch.accelerator, for all but torch itself.
+
+    Dynamo asks it for streams of torch's own class, which no GPU that is not there has.
+    """
+    if not hasattr(torch, "accelerator"):
+        return {}
+    pretended: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: _DEVICE,
+        **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
+        **dict.fromkeys(("set_device_index", "set_device_idx", "set_stream"), lambda _: None),
+        "current_stream": lambda device=None: _Stream(),
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        **dict.fromkeys(_AMOUNTS, lambda device=None: 0),
+        **dict.fromkeys(_RESETS, lambda device=None: None),
+    }
+    without: dict[str, Any] = {"is_available": lambda: False, "device_count": lambda: 0,
+                               "current_accelerator": lambda check_available=False: None}  # fmt: skip
+    return {
+        name: functools.partial(_by_asker, answer, without.get(name, vars(torch.accelerator).get(name)))
+        for name, answer in pretended.items()
+    }
+
+
+def _by_asker(pretended: Any, without: Any, *args: Any, **kwargs: Any) -> Any:
+    asker = sys._getframe(1).f_globals.get("__name__", "")
+    return (without if asker.partition(".")[0] == "torch" else pretended)(*args, **kwargs)
