@@ -15,10 +15,10 @@ from retrograd.ttir.atomics import UPDATES, bitwise_equal, update_in_turns
 from retrograd.ttir.element_types import Array, chosen
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.memory_faults import AccessFaults
-from retrograd.ttir.races import Cells, OrderedRaces, UnorderedRaces
+from retrograd.ttir.races import Cells, OrderedRaces, UnorderedRaces, atomic_of
 from retrograd.ttir.storage import LearnedStorages, MemoryAccess, Pointer, Storage
 
-_KINDS = {"load": "read", "store": "write", "atomic": "atomic"}
+_KINDS = {"load": "read", "store": "write"}
 
 
 @dataclass
@@ -327,7 +327,7 @@ class Memory(AccessFaults):
             if access.operation == "store" and access.does == "atomic":
                 self.races.overwrite(storage, index * access.kind.size)
             self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order, writes, looks)
-        self._mark(access, storage, index, who, kind="atomic")
+        self._mark(access, storage, index, who, kind=atomic_of(access.kind.size // storage.cell))
 
     def _mark(
         self, access: MemoryAccess, storage: Storage, index: Array, who: Array,

@@ -82,6 +82,9 @@ class AccessFaults:
         detail = ""
         if "cta" in (first.scope, second.scope) and "atomic" in (first.does, second.does):
             detail = 'scope="cta" orders and joins nothing between programs'
+        elif first.does == second.does == "atomic":
+            bits = sorted({8 * first.kind.size, 8 * second.kind.size})
+            detail = f"atomics of {' and '.join(map(str, bits))} bits on the same bytes are not atomic to each other"
         self._faults.add(
             KernelFault(
                 "same value" if conflict.same_value else "race",

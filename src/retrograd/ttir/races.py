@@ -78,8 +78,16 @@ class _Shadow:
         return self.marks[kind]
 
 
+# Atomics by the number of cells that they update at once: only those of one size are atomic to each other.
+_ATOMICS = ("atomic", "atomic of 2", "atomic of 4", "atomic of 8")
 # Which marks an access is in conflict with.
-_AGAINST = {"read": ("write", "atomic"), "write": ("write", "read", "atomic"), "atomic": ("write", "read")}
+_AGAINST = {"read": ("write", *_ATOMICS), "write": ("write", "read", *_ATOMICS)}
+_AGAINST |= {kind: ("write", "read", *(other for other in _ATOMICS if other != kind)) for kind in _ATOMICS}
+
+
+def atomic_of(cells: int) -> str:
+    """The kind of an atomic access to so many cells at once."""
+    return _ATOMICS[cells.bit_length() - 1]
 
 
 class UnorderedRaces:
@@ -100,7 +108,7 @@ class UnorderedRaces:
         self._shadows: dict[int, _Shadow] = {}
 
     def touch(self, kind: str, at: Cells, size: int) -> None:
-        """Note an access: kind "read", "write" or "atomic", `size` the number of cells of the storage."""
+        """Note an access: kind "read", "write" or that of `atomic_of`, `size` the number of cells of the storage."""
         shadow = self._shadows.get(id(at.owner))
         if shadow is None:
             shadow = self._shadows[id(at.owner)] = _Shadow(size)
@@ -128,7 +136,7 @@ class UnorderedRaces:
         shadow = self._shadows.get(id(owner))
         mask = (1 << self._shift) - 1
         numbers = np.full(len(cells), _EMPTY, np.int64)
-        for kind in ("write", "atomic"):
+        for kind in ("write", *_ATOMICS):
             marks = shadow.marks.get(kind) if shadow else None
             if marks is not None:
                 codes = marks.last[cells]
@@ -187,7 +195,9 @@ class OrderedRaces:
         np.fill_diagonal(self._clocks, 1)
         self._released: dict[int, dict[int, Array]] = {}  # storage -> cell -> clock
         self._at_fence: dict[int, Array] = {}
+        # What a program has looked at relaxed: all of it, which a fence acquires, and by storage and cell.
         self._to_acquire: dict[int, Array] = {}
+        self._seen: dict[int, dict[tuple[int, int], Array]] = {}
         # Storage, kind of access, block of cells -> the latest ones of each program.
         self._latest: dict[tuple[int, str, int], _Latest] = {}
         # Storage, block of cells -> program -> number among all atomics of its latest one, and of that whose result is
@@ -201,15 +211,15 @@ class OrderedRaces:
         me = int(at.programs.flat[0])
         parts = _blocks(at.cells)
         for against in _AGAINST[kind]:
-            for program, (hit, accesses) in self._unordered(against, me, at, parts).items():
+            for program, (hit, accesses) in self._unordered(against, kind, me, at, parts).items():
                 self._tell(program, accesses, me, hit, at, against == kind == "write")
         for number, _, inside in parts:
             latest = self._latest.setdefault((id(at.owner), kind, number), _Latest())
             self._mark(latest, kind, me, inside, at.access)
-            if kind == "atomic":
+            if kind in _ATOMICS:
                 updates = self._updates.setdefault((id(at.owner), number), {})
                 updates.setdefault(me, np.zeros((2, _BLOCK), np.int64))[: 1 + self._looks, inside] = self._count
-        if kind == "atomic":
+        if kind in _ATOMICS:
             self._count += 1
             if me in self._released_now:  # this atomic is the last of what it has released
                 self._released_now.remove(me)
@@ -224,12 +234,14 @@ class OrderedRaces:
         return updates[program][0, inside] < updates[me][1, inside] if me in updates else np.False_
 
     def _unordered(
-        self, against: str, me: int, at: Cells, parts: list[tuple[int, Any, Array | slice]]
+        self, against: str, kind: str, me: int, at: Cells, parts: list[tuple[int, Any, Array | slice]]
     ) -> dict[int, tuple[Array, Array]]:
         """Which cells others have touched that nothing orders with this access, by program, and their accesses."""
         conflicts: dict[int, tuple[Array, Array]] = {}
         for number, lanes, inside in parts:
-            latest = self._latest.get((id(at.owner), against, number), _NOWHERE)
+            latest = self._latest.get((id(at.owner), against, number))
+            if latest is None:
+                continue
             known = self._clocks[me].take(latest.programs)
             known[latest.programs == me] = _NEVER  # nobody is in conflict with itself
             later = latest.clocks[: len(known), inside] > known[:, None]
@@ -237,7 +249,7 @@ class OrderedRaces:
                 if len(conflicts) == _TOLD:
                     break
                 program, hit = int(latest.programs[row]), later[row]
-                if against == "atomic":
+                if against in _ATOMICS and kind not in _ATOMICS:
                     hit = hit & ~self._observed(id(at.owner), number, program, me, inside)
                 if hit.any():
                     if program not in conflicts:
@@ -260,7 +272,7 @@ class OrderedRaces:
         """Number of an access that wrote each cell, of the latest there are, -1 where none did."""
         numbers = np.full(len(cells), _EMPTY, np.int64)
         for number, lanes, inside in _blocks(cells):
-            for kind in ("write", "atomic"):
+            for kind in ("write", *_ATOMICS):
                 latest = self._latest.get((id(owner), kind, number), _NOWHERE)
                 for row in range(len(latest.programs)):
                     marked = latest.clocks[row, inside] > 0
@@ -281,7 +293,7 @@ class OrderedRaces:
         """Note that a program updates sync variables atomically, or, as a swap that fails, reads them only.
 
         `order` is acquire, release, acq_rel or relaxed; what writes nothing releases nothing. Who does not look at the
-        result cannot know whom it came after: that it did is chance, and it acquires what it has looked at before.
+        result cannot know whom it came after: that it did is chance, and it acquires what it has seen there before.
         """
         self._looks = looks
         clock = self._clocks[program]
@@ -291,14 +303,16 @@ class OrderedRaces:
         for cell in np.unique(cells).tolist():
             known = released.get(cell)
             if not looks:
-                if acquires and program in self._to_acquire:
-                    np.maximum(clock, self._to_acquire[program], out=clock)
+                seen = self._seen.get(program, {}).get((id(owner), cell)) if acquires else None
+                if seen is not None:
+                    np.maximum(clock, seen, out=clock)
             elif known is not None:
                 if acquires:
                     np.maximum(clock, known, out=clock)
                 else:
                     pending = self._to_acquire.setdefault(program, np.zeros_like(clock))
                     np.maximum(pending, known, out=pending)
+                    self._seen.setdefault(program, {})[id(owner), cell] = known.copy()
             told = clock if releases else at_fence
             if told is not None:
                 released[cell] = told.copy() if known is None else np.maximum(known, told)

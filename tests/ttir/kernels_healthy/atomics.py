@@ -349,3 +349,23 @@ def autotune_with_both_sums_reset(device):
     x, (dw, db) = integers(100, low=1, high=5), torch.zeros(2, 1, device=device)
     tuned_gradients_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x.to(device), dw, db, 100)
     return [Check(dw, x.square().sum().view(1)), Check(db, x.sum().view(1))]
+
+
+@triton.jit
+def widths_kernel(words_ptr, halves_ptr):
+    pid = tl.program_id(0)
+    tl.atomic_add(words_ptr, pid + 1)
+    tl.atomic_add(halves_ptr + 2 + pid % 2, pid + 1)
+
+
+@triton.jit
+def afterwards_kernel(halves_ptr):
+    tl.atomic_add(halves_ptr, 1)
+
+
+@healthy("atomics of 64 and of 32 bits on words of their own, and on the same one by launches of their own")
+def words_and_halves_counted_apart(device):
+    words = torch.zeros(2, dtype=torch.int64, device=device)
+    widths_kernel[(6,)](words, words.view(torch.int32))
+    afterwards_kernel[(4,)](words.view(torch.int32))
+    return [Check(words, torch.tensor([21 + 4, 9 + (12 << 32)]))]

@@ -209,3 +209,39 @@ def lock_of_readers_that_look_first(device, noted=False):
 @racy("data_ptr", "read/write,same value", "the same, where all programs store the same word as well, which is a note")
 def lock_of_readers_that_look_first_beside_a_note(device):
     lock_of_readers_that_look_first(device, noted=True)
+
+
+@triton.jit
+def halves_kernel(words_ptr, halves_ptr):
+    pid = tl.program_id(0)
+    if pid % 2 == 0:
+        tl.atomic_add(words_ptr, 1)
+    else:
+        tl.atomic_add(halves_ptr, 1)
+
+
+@racy("words_ptr,halves_ptr", "atomic/atomic", "atomics of 32 bits are not atomic to those of 64 on the same bytes")
+def words_counted_whole_and_by_halves(device):
+    words = torch.zeros(1, dtype=torch.int64, device=device)
+    halves_kernel[(6,)](words, words.view(torch.int32))
+
+
+@triton.jit
+def other_word_kernel(data_ptr, flag_ptr, word_ptr, out_ptr, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    if tl.program_id(0) == 0:
+        tl.store(data_ptr + cols, cols)
+        tl.debug_barrier()
+        tl.atomic_xchg(flag_ptr, 1, sem="release")
+    else:
+        while tl.atomic_or(flag_ptr, 0, sem="relaxed") == 0:
+            pass
+        tl.atomic_or(word_ptr, 0, sem="acquire")
+        tl.debug_barrier()
+        tl.store(out_ptr + cols, tl.load(data_ptr + cols))
+
+
+@racy("data_ptr", "read/write", "after relaxed looks at the flag another word is acquired, which nobody has released")
+def word_acquired_that_nobody_released(device):
+    data, flag, word, out = (torch.zeros(n, dtype=torch.int32, device=device) for n in (16, 1, 1, 16))
+    other_word_kernel[(2,)](data, flag, word, out, BLOCK=16)
