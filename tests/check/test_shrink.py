@@ -72,7 +72,7 @@ def _sometimes(rate: float, seed: int):
 
 def test_what_always_fails_is_asked_once_a_case():
     fails, asked = _sometimes(1.0, 0)
-    again = shrink.RepeatedCheck(fails, FIRST)
+    again = shrink.RepeatedCheck(fails, FIRST, again=fails(FIRST))
     assert (again.repeats, again.text()) == (1, "")
     _, tried = shrink.shrink(SPEC, FIRST, again)
     assert len(asked) == again.runs + len(tried) - 1  # the first is known to fail
@@ -82,7 +82,7 @@ def test_what_always_fails_is_asked_once_a_case():
 def test_what_sometimes_fails_is_asked_until_it_would_have_shown(seed):
     """Rate 1/5: that three runs of three fail, and it counts as one that always does, has a chance of 0.8 %."""
     fails, asked = _sometimes(0.2, seed)
-    again = shrink.RepeatedCheck(fails, FIRST)
+    again = shrink.RepeatedCheck(fails, FIRST, again=fails(FIRST))
     assert 1 < again.repeats <= shrink._MOST_RUNS
     assert "not always" in again.text()
     case, _ = shrink.shrink(SPEC, FIRST, again)

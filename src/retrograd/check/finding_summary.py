@@ -52,7 +52,7 @@ def explain(
         first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
     others = [f for f in kept[1:] if fault(f) != fault(first)]
     # The ordinary case tells more than the smallest, where one element may be all there is.
-    diagnosed = {fault(f): diagnose(context.oracle, f) for f in kept}
+    diagnosed = {fault(f): diagnose(context.oracle, f, context.is_dear) for f in kept}
     shown = [replace(first, where=text), *(replace(f, where=shrink.where(_cases_of(fault(f), tried))) for f in others)]
     known = [(f, diagnosed.get(fault(f))) for f in shown]
     return [replace(f, elements=d.elements, looks_like=d.looks_like) if d else f for f, d in known]
@@ -68,7 +68,8 @@ def _shrunk(context: StageContext, first: Finding, attempt: Attempt) -> tuple[Ca
 
     before = excess(first.case)  # as plain as it is with as many randomly rounded runs
     plain = min(tolerance.PLAINLY_WRONG, before if before >= 0 else first.excess or 0.0)
-    again = shrink.RepeatedCheck(lambda case: excess(case) >= plain, first.case)
+    enough = 2 if context.is_dear else shrink.ENOUGH_FAILURES
+    again = shrink.RepeatedCheck(lambda case: excess(case) >= plain, first.case, before >= 0, enough)
     if not again.failures:  # what does not come again in 30 runs cannot be shrunk
         return first.case, {}, again.text()
     return *shrink.shrink(context.spec, first.case, again), again.text()

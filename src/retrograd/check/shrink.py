@@ -19,7 +19,7 @@ _MOST_TRIES = 40
 # A failure that comes only sometimes is looked for again until it would have been seen with this risk.
 _RISK = 0.01
 _MOST_RUNS = 30
-_ENOUGH_FAILURES = 3  # after which its rate is known well enough: three of three count as always
+ENOUGH_FAILURES = 3  # after which its rate is known well enough: three of three count as always
 _MOST_SPENT = 400  # runs in search of a failure that comes sometimes
 
 
@@ -29,16 +29,20 @@ class RepeatedCheck:
     Args:
         fails: whether a case fails, this time.
         case: one that has failed.
+        again: whether it has failed in a further run, which is counted here.
+        enough: failures after which its rate is known well enough.
 
     Attributes:
         failures, runs: of `case`, when it was run again to learn the rate.
         repeats: runs of a case after which it counts as one that passes.
     """
 
-    def __init__(self, fails: Callable[[Case], bool], case: Case) -> None:
+    def __init__(
+        self, fails: Callable[[Case], bool], case: Case, again: bool, enough: int = ENOUGH_FAILURES
+    ) -> None:  # fmt: skip
         self.fails = fails
-        self.failures = self.runs = self.spent = 0
-        while self.failures < _ENOUGH_FAILURES and self.runs < _MOST_RUNS:
+        self.failures, self.runs, self.spent = int(again), 1, 0
+        while self.failures < enough and self.runs < _MOST_RUNS:
             self.failures += fails(case)
             self.runs += 1
         rate = max(self.failures, 1) / self.runs

@@ -16,10 +16,11 @@ from retrograd.check.tensor_comparison import compare
 from retrograd.errors import RetrogradError
 
 
-def diagnose(oracle: Oracle, finding: Finding) -> Finding:
+def diagnose(oracle: Oracle, finding: Finding, is_dear: bool = False) -> Finding:
     """The finding with `elements` and `looks_like`, where running its case once shows the wrong value again.
 
     A mistake is named only if all elements of the tensor are what it would give, to the error that the op may make.
+    Of a reference that `is_dear` fewer operators and parts of grad_out are looked at.
     """
     if finding.kind != "wrong-value" or oracle.runner.spec.reference is None:
         return finding
@@ -31,7 +32,7 @@ def diagnose(oracle: Oracle, finding: Finding) -> Finding:
         wrong = compare(got, want, truth.tol[finding.tensor]).ratio > 1
         if not bool(wrong.any()):
             return finding  # the stage did more than run the case
-        evidence = Evidence(oracle.runner, finding.case, finding.tensor, got.detach().double(), want, truth)
+        evidence = Evidence(oracle.runner, finding.case, finding.tensor, got.detach().double(), want, truth, is_dear)
         like = next((suspect.text for suspect in suspects(evidence) if evidence.shows(suspect)), "")
         like = like or tolerance.lower_precision_noise(evidence.got, want)
     except (NotApplicable, OpRaised, RetrogradError):

@@ -31,6 +31,7 @@ from retrograd.check.tensor_comparison import compare
 
 _MOST_OPERATORS = 60  # of a reference that are looked at; each costs a run of it
 _MOST_PARTS = 64  # of an axis of grad_out, likewise
+_MOST_OF_DEAR = 8  # of either where a run takes long: a loop's first operators are what stands before it
 _MOST_TIMES = 4  # that a part of a sum may count to be believed
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -44,7 +45,7 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """One wrong tensor of a case; `got` and `want` are float64."""
+    """One wrong tensor of a case; `got` and `want` are float64. Where the reference `is_dear` it runs less often."""
 
     runner: OpRunner
     case: Case
@@ -52,6 +53,11 @@ class Evidence:
     got: torch.Tensor
     want: torch.Tensor
     truth: Truth
+    is_dear: bool = False
+
+    def most(self, number: int) -> int:
+        """How many runs of the reference may be spent on one kind of mistake, of so many."""
+        return min(number, _MOST_OF_DEAR) if self.is_dear else number
 
     def shows(self, suspect: Suspect) -> bool:
         """Whether the op gave the suspect's numbers, every one of them."""
@@ -99,7 +105,9 @@ def suspects(evidence: Evidence) -> Iterator[Suspect]:
     """All that is tried, the simplest first."""
     sources = (_scaled, _other_tensors, _moved, _times_an_input, _parameters)
     of_gradients = (_other_inputs, _layouts, _roots, _operators, _parts)
-    for source in (*sources, *of_gradients) if evidence.name.startswith("grad ") else sources:
+    # A NaN where the truth is a number is no other gradient of the reference, which took 60 runs of it to say.
+    lost = not bool(evidence.got.isfinite()[evidence.want.isfinite()].all())
+    for source in (*sources, *of_gradients) if evidence.name.startswith("grad ") and not lost else sources:
         yield from source(evidence)
 
 
@@ -282,7 +290,7 @@ def _operators(e: Evidence) -> Iterator[Suspect]:
     """What comes back through one operator of the reference, taken 0, -1, 2 or any number of times."""
     reference = e.runner.spec.reference
     assert reference is not None
-    for number in range(_MOST_OPERATORS):
+    for number in range(e.most(_MOST_OPERATORS)):
         mode = _Constant(number)
 
         def changed(*args: Any, mode: _Constant = mode, **params: Any) -> Any:
@@ -302,7 +310,7 @@ def _parts(e: Evidence) -> Iterator[Suspect]:
         return
     (grad_out,) = grad_outs
     for axis, n in enumerate(grad_out.shape):
-        if not 1 < n <= _MOST_PARTS or e.want.numel() < n:
+        if not 1 < n <= e.most(_MOST_PARTS) or e.want.numel() < n:
             continue
         parts = []
         for i in range(n):

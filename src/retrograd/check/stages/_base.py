@@ -52,6 +52,11 @@ class StageContext:
     every_configuration: bool = False
     told: Told = field(default_factory=Told)
 
+    @property
+    def is_dear(self) -> bool:
+        """Whether a run of the reference takes so long that no more of them is asked for than must be."""
+        return self.spec.reference is not None and self.cost.is_dear(self.runner)
+
     def emulated(self) -> bool:
         """Whether the op has launched Triton kernels without a GPU."""
         return self.runner.device == "cpu" and self.launched()

@@ -30,7 +30,7 @@ def cases(context: StageContext) -> list[Case]:
                 choices = [c for c in choices if c not in REPEATING]
             out += [base.but(layouts={name: c}) for c in choices]
     repeating = [case for case in out if case.layouts[0][0] != "grad_out" and _repeats(case)]
-    if len(repeating) > 2 and context.cost.is_dear(context.runner):
+    if len(repeating) > 2 and context.is_dear:
         halves = (repeating[::2], repeating[1::2])
         together = [base.but(layouts=tuple(case.layouts[0] for case in half)) for half in halves]
         context.ran("cases with an input that repeats values", len(together), len(repeating))
@@ -60,7 +60,7 @@ def _as_contiguous(context: StageContext, case: Case, run: OpRun) -> bool:
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """The case judged; a note where a layout that the op says it refuses is not refused."""
     run = context.runner.run(case)
-    if _repeats(case) and context.cost.is_dear(context.runner) and _as_contiguous(context, case, run):
+    if _repeats(case) and context.is_dear and _as_contiguous(context, case, run):
         out = CaseOutcome(power_text="exact: any bit that a layout changes")
     else:
         out = judged(context, case, run)
