@@ -116,6 +116,16 @@ def test_programs_that_ask_for_whatever_accelerator_there_is_get_the_gpu(gpu):
     assert torch.cuda.get_arch_list() == ["sm_90"]
 
 
+def test_draws_on_the_gpu_repeat_for_its_seed(gpu):
+    drawn = []
+    for seed in (3, 4, 3):
+        torch.cuda.manual_seed_all(seed)
+        drawn.append(torch.rand(4, device="cuda"))
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert torch.cuda.initial_seed() == 3
+
+
 def test_products_of_matrices_have_the_dtype_that_is_asked_for(gpu):
     # Torch has them for CUDA alone.
     a, b, added = torch.randn(2, 3, 4).bfloat16(), torch.randn(2, 4, 5).bfloat16(), torch.randn(2, 3, 5)

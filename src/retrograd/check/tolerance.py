@@ -197,16 +197,6 @@ def terms(want: float, least: float, tol: float, dtype: str) -> tuple[tuple[str,
     )
 
 
-def beneath_its_terms(want: torch.Tensor, ordinary: torch.Tensor) -> float:
-    """What another grouping of a gradient's terms may leave where it is far smaller than gradients of the op are.
-
-    One rounding, in float32 or better, of the largest gradient at ordinary inputs, and of the largest here where that
-    is less: with numbers of 1e4 a share may be 1e-10, which one formula has and another one takes from 1.
-    """
-    largest = (t[t.isfinite()].abs() for t in (want, ordinary))
-    return torch.finfo(torch.float32).eps * min(float(t.max()) if t.numel() else 0.0 for t in largest)
-
-
 def no_digit_left(tol: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether most elements of a tensor, those that are 0 apart, may be off by more than their own size."""
     counted = want != 0

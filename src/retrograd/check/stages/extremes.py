@@ -264,9 +264,6 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
             known = ~got.isfinite() & (want != 0) & (truth.tol[label] <= want.abs())  # NaN instead of digits
             left = lost | tolerance.no_digit_left(truth.tol[label], want) & ~known
             masks[label] = masks.get(label, False) | left
-            ordinary = context.oracle.truth(case.but(values=())).want.get(label) if label.startswith("grad ") else None
-            if ordinary is not None:
-                masks[label] |= (got.double() - want).abs() <= tolerance.beneath_its_terms(want, ordinary)
             empty += [label] if bool((masks[label] & (lost | (truth.tol[label] > want.abs()))).any()) else []
     if empty:
         (_, extreme), *_ = case.values

@@ -64,6 +64,11 @@ class _Stream(contextlib.nullcontext):
     def synchronize(self) -> None: ...
 
 
+def _seed(seed: int) -> None:
+    """Not torch.manual_seed, which asks torch.cuda to do it as well."""
+    torch.default_generator.manual_seed(int(seed))
+
+
 @functools.cache
 def cuda_answers(target: GpuDescription) -> dict[str, Any]:
     """By the names of torch.cuda."""
@@ -88,7 +93,7 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         gcnArchName=str(target.arch),
     )
     return {
-        **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
+        "is_available": lambda: True,
         **dict.fromkeys(("init", "ipc_collect"), lambda: None),
         "get_arch_list": lambda: [f"sm_{target.arch}" if isinstance(target.arch, int) else target.arch],
         "device_count": lambda: 1,
@@ -105,6 +110,12 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
+        # All draws are the CPU's.
+        **dict.fromkeys(
+            ("manual_seed", "manual_seed_all"), lambda seed: torch.default_generator.manual_seed(int(seed))
+        ),
+        **dict.fromkeys(("seed", "seed_all"), lambda: torch.default_generator.seed()),
+        "initial_seed": torch.initial_seed,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # torch.compile saves and restores it
         "set_rng_state": lambda state, device="cuda": None,
         "get_rng_state_all": lambda: [torch.get_rng_state()],
