@@ -38,7 +38,9 @@ def sparsemax(x: Tensor) -> Tensor:
     ordered = x.sort(-1, descending=True).values
     rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
     inside = ordered * rank > ordered.cumsum(-1) - 1
-    tau = (torch.where(inside, ordered, 0).sum(-1, keepdim=True) - 1) / inside.sum(-1, keepdim=True)
+    # At first without this: a NaN is inside of nothing, and of the rest of its row nothing could be said.
+    lost = torch.where(x.isnan(), x, 0).sum(-1, keepdim=True)
+    tau = (torch.where(inside, ordered, 0).sum(-1, keepdim=True) + lost - 1) / inside.sum(-1, keepdim=True)
     return (x - tau).relu()
 
 

@@ -138,3 +138,16 @@ def test_it_runs_on_a_gpu():
 def test_a_mistake_of_the_reference_is_said_of_it(reference):
     with pytest.raises(SpecError, match=r"the reference raises (TypeError|AttributeError)"):
         rg.verify(torch.sin, reference=reference, inputs={"x": rg.tensor("N")}, level="quick", only=["oracle"])
+
+
+def test_a_gradient_that_is_another_under_a_graph_is_found():
+    """As of a backward that differentiates anew and hands on what lies in `.grad`, which is nothing under a graph."""
+
+    def lost(dy, x):
+        return dy * torch.cos(x) * (0.0 if torch.is_grad_enabled() else 1.0)
+
+    report = _verify(with_backward(torch.sin, lost))
+    assert [(f.kind, f.tensor) for f in report.findings] == [("wrong-value", "grad x")]
+    assert report.findings[0].what.startswith("with create_graph=True grad x")
+    wrong = _verify(with_backward(torch.sin, lambda dy, x: 2 * dy * torch.cos(x)))  # which other stages tell
+    assert all(f.tensor != "grad x" for f in wrong.findings)

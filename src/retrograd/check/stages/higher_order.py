@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,22 @@ def second_order(
     runs: int = 0,
 ) -> Results:  # fmt: skip
     """Gradients of `sum_i <u_i, grad_i>` for fixed random u, with respect to the inputs and to each grad_out."""
+    gs, first = _first_order(outs, leaves, gs)
+    return _second_order(case, seed, leaves, gs, first, runs)
+
+
+def _first_order(
+    outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Each grad_out, as something to differentiate with respect to, and the gradients that depend on it."""
     gs = [g.detach().requires_grad_() for g in gs]
-    first = grads_of(list(outs.values()), list(leaves.values()), gs, create_graph=True)
+    return gs, grads_of(list(outs.values()), list(leaves.values()), gs, create_graph=True)
+
+
+def _second_order(
+    case: Case, seed: int, leaves: dict[str, torch.Tensor], gs: list[torch.Tensor], first: list[torch.Tensor | None],
+    runs: int = 0,
+) -> Results:  # fmt: skip
     names = [*(f"second {n}" for n in leaves), *(f"second grad_out {i}" for i in range(len(gs)))]
     used = [(name, g) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
     if not used:
@@ -109,6 +124,21 @@ def _compared(case: Case, truth: Truth, got: Results, out: CaseOutcome) -> Resul
     return results
 
 
+def _other_gradients(context: StageContext, case: Case, first: Results, out: CaseOutcome) -> bool:
+    """Whether the gradients themselves are wrong with create_graph=True, and right without, which is found.
+
+    A backward that differentiates anew inside, and hands on what then lies in `.grad`, may leave zeros there under a
+    graph.
+    """
+    plain = context.runner.run(case)
+    beside = replace(plain, grads={f"grad {name}": grad for name, grad in first.items()})
+    if not beside.first_difference(plain) or context.judge.against_truth(case, plain)[0]:
+        return False
+    findings, _ = context.judge.against_truth(case, beside)
+    out.findings += [replace(f, what=f"with create_graph=True {f.what}") for f in findings]
+    return bool(findings)
+
+
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run with a graph over the backward, and its gradients."""
     out = CaseOutcome(power_text="refused, as it should be where it is not offered")
@@ -117,13 +147,19 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     leaves = {n: forward.inputs[n] for n in forward.names}
     try:
         with pretended(context.spec.fn):  # else what its backward has compiled is, for the CPU: 38 s
-            got = second_order(case, context.runner.seed, forward.results.inexact, leaves, forward.grad_outs)
+            gs, first = _first_order(forward.results.inexact, leaves, forward.grad_outs)
+            kept = {
+                name: None if g is None else as_real(g.detach().clone()) for name, g in zip(leaves, first, strict=True)
+            }
+            got = _second_order(case, context.runner.seed, leaves, gs, first)
         got = {name: None if t is None else as_real(t) for name, t in got.items()}
     except Exception as error:
         if is_own_mistake(error):
             raise
         if promise == "right":
             out.find("raises", f"gradients of gradients are promised, but raise {type(error).__name__}: {error}", case)
+        return out
+    if _other_gradients(context, case, kept, out):
         return out
     if promise == "raises":
         message = "gradients of gradients do not raise, as the op promises (double_backward=False)"
