@@ -124,11 +124,14 @@ def _compared(case: Case, truth: Truth, got: Results, out: CaseOutcome) -> Resul
     return results
 
 
+def _reals(results: Iterable[tuple[str, torch.Tensor | None]]) -> Results:
+    return {name: None if t is None else as_real(t) for name, t in results}
+
+
 def _other_gradients(context: StageContext, case: Case, first: Results, out: CaseOutcome) -> bool:
     """Whether the gradients themselves are wrong with create_graph=True, and right without, which is found.
 
-    A backward that differentiates anew inside, and hands on what then lies in `.grad`, may leave zeros there under a
-    graph.
+    A backward that differentiates anew, and hands on what lies in `.grad`, may leave zeros there under a graph.
     """
     plain = context.runner.run(case)
     beside = replace(plain, grads={f"grad {name}": grad for name, grad in first.items()})
@@ -148,11 +151,9 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     try:
         with pretended(context.spec.fn):  # else what its backward has compiled is, for the CPU: 38 s
             gs, first = _first_order(forward.results.inexact, leaves, forward.grad_outs)
-            kept = {
-                name: None if g is None else as_real(g.detach().clone()) for name, g in zip(leaves, first, strict=True)
-            }
+            kept = _reals(zip(leaves, (None if g is None else g.detach().clone() for g in first), strict=True))
             got = _second_order(case, context.runner.seed, leaves, gs, first)
-        got = {name: None if t is None else as_real(t) for name, t in got.items()}
+        got = _reals(got.items())
     except Exception as error:
         if is_own_mistake(error):
             raise
