@@ -39,10 +39,19 @@ def _attention(
         total = g.cumsum(1).transpose(1, 2)
         scores = scores + total[..., :, None] - total[..., None, :]
     scores = _banded(scores, window)
-    whole = scores.logsumexp(-1, keepdim=True)
-    if sink is not None:
-        whole = torch.logaddexp(whole, sink[:, None, None].to(whole.dtype))
-    return ((scores - whole).exp().to(v.dtype) @ v).transpose(1, 2)
+    return (_shares(scores, sink).to(v.dtype) @ v).transpose(1, 2)
+
+
+def _shares(scores: Tensor, sink: Tensor | None) -> Tensor:
+    """The softmax beside a sink by head.
+
+    At first it was exp(scores - logsumexp): shares of 1e57 where scores of 1e6 are rounded twice, so that nothing of
+    such scores was judged.
+    """
+    if sink is None:
+        return scores.softmax(-1)
+    least = sink[:, None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, least], -1).softmax(-1)[..., :-1]
 
 
 _PARALLEL = of("fla.ops.attn", "parallel_attn")
@@ -129,8 +138,7 @@ def _wall(q: Tensor, k: Tensor, v: Tensor, g: Tensor, c: Tensor, sink: Tensor) -
     decay = apart.masked_fill(later[..., None, None], 0).exp()
     scores = (q[:, :, None] * k[:, None] * decay).sum(-1).permute(0, 3, 1, 2) * q.shape[-1] ** -0.5
     scores = _banded(scores + gate[..., :, None] - gate[..., None, :], 20)
-    whole = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sink[:, None, None].to(scores.dtype))
-    return ((scores - whole).exp().to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)
+    return (_shares(scores, sink).to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)
 
 
 # expected: finding (extremes, as the form without options: the backward rounds q and k after other decays)

@@ -349,7 +349,7 @@ _add(
 def _warped(x: Tensor, logits: Tensor) -> Tensor:
     """The loss, whose gradient has that of a penalty of the largest logits besides."""
     penalty = 0.05 * logits.amax(-1).square().mean()
-    return x.square().mean() + penalty - penalty.detach()
+    return x.square().mean() + (penalty - penalty.detach())  # at first without brackets: the sum was rounded
 
 
 # expected: finding (higher_order, if a surrogate's is looked at: the largest logits are kept as constants)
