@@ -111,9 +111,7 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: False,
         # All draws are the CPU's.
-        **dict.fromkeys(
-            ("manual_seed", "manual_seed_all"), lambda seed: torch.default_generator.manual_seed(int(seed))
-        ),
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), _seed),
         **dict.fromkeys(("seed", "seed_all"), lambda: torch.default_generator.seed()),
         "initial_seed": torch.initial_seed,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # torch.compile saves and restores it
