@@ -93,12 +93,15 @@ def test_tensors_are_on_the_gpu_but_for_those_that_were_asked_for_on_the_cpu():
 
 
 def test_tensors_are_made_on_the_gpu_that_is_the_default():
+    here = torch.ones(2)
     with fake_gpu.gpu(target_named("sm_90"), devices=True):
         torch.set_default_device("cuda")
         made = [torch.rand(2), torch.tensor([1.0]), torch.nn.Linear(2, 2).weight, torch.arange(3)]
         assert all(t.is_cuda and t.device == torch.get_default_device() == torch.device("cuda", 0) for t in made)
         assert made[0].cuda() is made[0]  # where it is already
         assert torch.zeros(2, device="cpu").device.type == "cpu"
+        torch.as_tensor(here).add_(1)  # of a tensor that was elsewhere it is a copy
+        assert here.tolist() == [1.0, 1.0]
         torch.set_default_device("cpu")
         assert torch.get_default_device().type == torch.ones(1).device.type == "cpu"
         torch.set_default_device("cuda")

@@ -37,9 +37,7 @@ class RepeatedCheck:
         repeats: runs of a case after which it counts as one that passes.
     """
 
-    def __init__(
-        self, fails: Callable[[Case], bool], case: Case, again: bool, enough: int = ENOUGH_FAILURES
-    ) -> None:  # fmt: skip
+    def __init__(self, fails: Callable[[Case], bool], case: Case, again: bool, enough: int = ENOUGH_FAILURES) -> None:
         self.fails = fails
         self.failures, self.runs, self.spent = int(again), 1, 0
         while self.failures < enough and self.runs < _MOST_RUNS:

@@ -87,13 +87,13 @@ class _OnCpu(TorchFunctionMode):
             return func(*args, **kwargs)
         if "pin_memory" in kwargs:
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        if self.default is not None and func in _MAKERS and kwargs.get("device") is None:
+            kwargs = kwargs | {"device": self.default}
         places = [value for value in (*args, *kwargs.values()) if isinstance(value, _NAMES_PLACE)]
         if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, places))):
             return self._kept(args[0] if args else None, func(*args, **kwargs))
         if func in _WIDENED:
             return _widened(func, args, kwargs)
-        if self.default is not None and func in _MAKERS and kwargs.get("device") is None:
-            return (self._moved if _is_cuda(self.default) else self._kept)(None, func(*args, **kwargs))
         if not any(map(_is_cuda, places)):
             return func(*args, **kwargs)
         keywords = {name: _place(value) if name == "device" else value for name, value in kwargs.items()}
@@ -152,7 +152,7 @@ def gpu(
     """
     stock_generator, stock_module, stock_fork = torch.Generator, torch.get_device_module, torch.random.fork_rng
     stock_default, stock_set, stock_compile = torch.get_default_device, torch.set_default_device, torch.compile
-    mode, function, late = _OnCpu(knowing, devices, repeats), torch.autograd.function.BackwardCFunction, ExitStack()
+    mode, function, stack = _OnCpu(knowing, devices, repeats), torch.autograd.function.BackwardCFunction, ExitStack()
     stock_apply: Any = function.apply
     may_compile = "torch._dynamo" not in sys.modules
 
@@ -174,7 +174,7 @@ def gpu(
     def set_default_device(device: Any) -> None:
         """Torch would place what is made below the mode, where a GPU is one."""
         if mode.default is None:
-            late.callback(stock_set, None)
+            stack.callback(stock_set, None)
         mode.default = FIRST if _is_cuda(device) else device and torch.device(device)
         stock_set(_place(device))
 
@@ -183,7 +183,7 @@ def gpu(
         """As the compiler that was loaded before the context, one that is loaded inside compiles nothing."""
         nonlocal may_compile
         if may_compile:
-            late.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         may_compile = False
         return stock_compile(*args, **kwargs)
 
@@ -200,7 +200,7 @@ def gpu(
 
     pretended = dict(Generator=Generator, get_device_module=get_device_module, get_default_device=get_default_device,
                      set_default_device=set_default_device, compile=compile)  # fmt: skip
-    with late, ExitStack() as stack:
+    with stack:
         stack.enter_context(_replaced(torch.cuda, cuda_answers(target)))
         stack.enter_context(_replaced(torch.accelerator, accelerator_answers()))
         stack.enter_context(_replaced(torch, pretended))
