@@ -179,6 +179,16 @@ def test_sizes_beside_the_blocks_of_kernels_are_tried(rows):
     assert where == ("shapes", "512")
 
 
+def test_kernels_are_watched_at_sizes_that_are_too_dear_for_a_truth(rows):
+    """A program has 64 steps; the reference takes longer than level quick has where there are two."""
+    ((stage, kind, text),) = rows["a sum handed on"]["findings"]
+    assert (stage, kind) == ("shapes", "race")
+    assert "of `y_ptr`" in text
+    assert rows["a sum made anew"]["verdict"] == "proved", rows["a sum made anew"]
+    for how in ("handed on", "made anew"):
+        assert sum("no result was compared" in note for note in rows[f"a sum {how}"]["notes"]) == 1
+
+
 def test_the_first_call_may_be_what_imports_triton():
     """Stage bounds ran its op, and with it the import, in guard bands alone, and said that no kernel can run here."""
     (row,) = in_a_process(HERE / "late_imports.py")

@@ -316,13 +316,65 @@ OPS |= {
 }
 
 
+@triton.jit
+def running_sum_kernel(x_ptr, y_ptr, T, HANDED: tl.constexpr, BLOCK: tl.constexpr):
+    first = tl.program_id(0) * BLOCK
+    steps = first + tl.arange(0, BLOCK)
+    before = 0.0
+    if HANDED:
+        before = tl.load(y_ptr + first - 1, first > 0, other=0.0)  # as if the program before were done
+    else:
+        for block in range(tl.program_id(0)):
+            before += tl.sum(tl.load(x_ptr + block * BLOCK + tl.arange(0, BLOCK)))
+    tl.store(y_ptr + steps, before + tl.cumsum(tl.load(x_ptr + steps, steps < T, other=0.0)), steps < T)
+
+
+def running_sum(handed: bool) -> Any:
+    def launch(x):
+        y = torch.zeros_like(x, memory_format=torch.contiguous_format)
+        if len(x):
+            running_sum_kernel[(triton.cdiv(len(x), 64),)](x.contiguous(), y, len(x), HANDED=handed, BLOCK=64)
+        return y
+
+    class RunningSum(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return launch(x)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(_, dy):
+            return launch(dy.flip(0)).flip(0)
+
+    return RunningSum.apply
+
+
+def summed_step_by_step(x: torch.Tensor) -> torch.Tensor:
+    """Sixteen operators a step: a truth of 129 steps takes more than level quick has."""
+    sums, total = [], torch.zeros(())
+    for value in x:
+        for _ in range(8):
+            total = total + value / 8
+        sums.append(total)
+    return torch.stack(sums)
+
+
+OPS |= {
+    f"a sum {how}": rg.op(
+        running_sum(how == "handed on"), summed_step_by_step, dict(x=rg.tensor("T")), sizes=dict(T=(1, 300))
+    )
+    for how in ("handed on", "made anew")
+}
+
+
 def main() -> None:
     device, *names = sys.argv[1:] or ["cpu", *OPS]
     for name in names:
         report = rg.verify(OPS[name], level="quick", dtypes=["float32"], device=device)
         findings = [[finding.stage, finding.kind, finding.what] for finding in report.findings]
         races = next(stage for stage in report.stages if stage.id == "races")
-        row = {"name": name, "verdict": report.verdict, "findings": findings, "power": races.power_text}
+        notes = [note for stage in report.stages for note in stage.notes]
+        row = {"name": name, "verdict": report.verdict, "findings": findings, "power": races.power_text, "notes": notes}
         sys.stdout.write(json.dumps(row) + "\n")
 
 

@@ -34,7 +34,7 @@ def explain(
     """
     kept = worst_faults(findings)[:4]
     small, more, often = kept[0].case, dict[Case, bool](), ""
-    if shrinks and len(context.spec.size_names):
+    if shrinks and len(context.spec.size_names) and small not in context.unjudged:
         # Smaller cases with a dozen randomly rounded runs each; the smallest is confirmed below.
         context.judge.alarms.confirming = tolerance.CONFIRMING[:1]
         try:

@@ -21,8 +21,9 @@ OWN_ERRORS = 3.0
 ALGORITHM = 4.0
 # Randomly rounded runs with which an alarm is confirmed before it is believed.
 CONFIRM_RUNS = 48
-# And before it: of a dozen no luck makes sigma a quarter of what it is (odds 1e-6 an element), which of six it does.
-CONFIRMING = (12, CONFIRM_RUNS)
+# And before it: of a dozen no luck makes sigma a quarter of what it is (odds 1e-6 an element), which of six it does;
+# what two dozen allow, four hardly refuse.
+CONFIRMING = (12, 24, CONFIRM_RUNS)
 # Times the attainable error from which on an alarm needs no more runs: no luck of the draws makes sigma so small.
 BEYOND_NOISE = 1e4
 

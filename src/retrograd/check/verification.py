@@ -290,7 +290,7 @@ class Verification:
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, frozenset()).union(map(fault, outcome.findings))
-            context.runner.judged.append(case)
+            context.runner.judged += [case] * (case not in context.unjudged)
             outcome.undecided += context.judge.doubts[:1]
             outcome.notes += context.judge.remarks
             merged.add(outcome)

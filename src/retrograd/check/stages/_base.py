@@ -36,6 +36,7 @@ class StageContext:
         notes: on the present stage, whatever its cases say.
         every_configuration: whether autotuned kernels are to run with each, whatever the level says.
         told: which stage tells a fault of an executed kernel.
+        unjudged: cases at which the op runs and nothing is compared, as a truth would take too long.
     """
 
     runner: OpRunner
@@ -51,6 +52,7 @@ class StageContext:
     notes: dict[str, None] = field(default_factory=dict)
     every_configuration: bool = False
     told: Told = field(default_factory=Told)
+    unjudged: set[Case] = field(default_factory=set)
 
     @property
     def is_dear(self) -> bool:

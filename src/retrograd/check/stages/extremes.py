@@ -8,6 +8,7 @@ disagrees with float64, nobody is asked to do better.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,7 @@ from retrograd.check.draws import SAME_DRAW, alike
 from retrograd.check.op_runner import OpRun
 from retrograd.check.operators import EXTREMA
 from retrograd.check.own_mistakes import may_refuse
-from retrograd.check.reference import OpRaised
+from retrograd.check.reference import OpRaised, Results, detached
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
@@ -74,7 +75,7 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
         out.notes.append(f"refuses {extreme} in {name}: {str(error).splitlines()[0]}")
         return
     truth, plain = context.oracle.truth(case), context.oracle.truth(case.but(values=()))
-    at = list(extreme_values.cell(run.inputs[name].shape))
+    at, moved = list(extreme_values.cell(run.inputs[name].shape)), _Moved(context, case, name)
     for label, got in run.tensors.items():
         want, before, eager = truth.want.get(label), plain.want.get(label), truth.eager.get(label)
         if got is None or want is None or before is None:
@@ -82,14 +83,14 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
         reach = Reach(got.detach().double(), want, want if eager is None else eager, before)
         gone, new = reach.for_nan() if extreme == "nan" else reach.for_inf()
         if extreme == "nan":
-            gone, new = _told(context, case, name, label, reach, gone, new, run, out)
-        elif bool(gone.any()) and not bool((gone := gone & ~_limit(context, case, name, label, reach)).any()):
+            gone, new = _told(context, case, moved, label, reach, gone, new, run, out)
+        elif bool(gone.any()) and not bool((gone := gone & ~_limit(case, moved, label, reach)).any()):
             out.notes.append(f"{extreme} in {name}{at} leaves {label} at its limit, where float64 has 0 times infinity")
         if bool((gone | new).any()) and _takes_a_place(context, case, label, reach):
             where = f"other places of {label} than in float64, put there by a sort or as the largest"
             out.notes.append(f"{extreme} in {name}{at} is in {where}: which place it takes is a convention")
             gone, new = torch.zeros_like(gone), torch.zeros_like(new)
-        if bool(new.any()) and not bool((new & ~_coupled(context, case, name, label, reach)).any()):
+        if bool(new.any()) and not bool((new & ~_coupled(moved, label, reach)).any()):
             where = f"reaches {_rows(new)} of {label} too, along dimensions that float64 couples"
             out.notes.append(f"{extreme} in {name}{at} {where}: masked products and differences of sums carry it")
             new = torch.zeros_like(new)
@@ -109,16 +110,17 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
 
 
 def _told(
-    context: StageContext, case: Case, name: str, label: str, reach: Reach, gone: torch.Tensor, new: torch.Tensor,
+    context: StageContext, case: Case, moved: _Moved, label: str, reach: Reach, gone: torch.Tensor, new: torch.Tensor,
     run: OpRun, out: CaseOutcome,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Where a NaN vanished and appeared, without what is a convention, which is a note."""
+    name = moved.name
     at = list(extreme_values.cell(run.inputs[name].shape))
     if label in run.complex:  # one number has two places
         gone = gone & ~reach.got.isnan().any(-1, keepdim=True)
         new = new & ~reach.want.isnan().any(-1, keepdim=True)
     if bool(gone.any()):
-        gone = gone & _depends(context, case, name, label, reach)
+        gone = gone & _depends(moved, label, reach)
     gone, new = _by_convention(context, case, name, label, reach, gone, new, out)
     if gone.ndim > 1 and bool(gone.any()) and not bool((gone.any(-1) & ~reach.got.isnan().any(-1)).any()):
         # Which of a row's largest it is, and whom it takes with it, differs between sorts and masks.
@@ -168,15 +170,38 @@ def _takes_a_place(context: StageContext, case: Case, label: str, reach: Reach) 
     return bool(mode.unplaced) and all(g is not None and odd(t).any() == odd(g).any() for t, g in outputs)
 
 
-def _limit(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
+class _Moved:
+    """Results of the reference in float64 with one element of an input moved, which all tensors of a case ask for.
+
+    Attributes:
+        name: of the input.
+        value: what it is without the extreme value.
+    """
+
+    def __init__(self, context: StageContext, case: Case, name: str) -> None:
+        self._runner, self._plain = context.runner, case.but(values=())
+        self.name, self.value = name, context.runner.inputs(self._plain)[name]
+        self._known: dict[tuple[tuple[int, ...], float], Results] = {}
+
+    def by(self, place: tuple[int, ...], step: float, label: str) -> torch.Tensor | None:
+        """One result with so much added at a place; None if there is none, or the reference refuses such numbers."""
+        if (place, step) not in self._known:
+            shift = torch.zeros_like(self.value, dtype=torch.promote_types(self.value.dtype, torch.float64))
+            shift[place] = step
+            self._known[place, step] = {}
+            with may_refuse():
+                reference = self._runner.reference(self._plain)
+                results = reference.run(torch.float64, reference.exactly(), shift={self.name: shift})
+                self._known[place, step] = detached(results)
+        return self._known[place, step].get(label)
+
+
+def _limit(case: Case, moved: _Moved, label: str, reach: Reach) -> torch.Tensor:
     """Where a tensor is what the reference tends to as the cell grows: what 0 times infinity hides in float64."""
-    plain = case.but(values=())
-    value, sign = context.runner.inputs(plain)[name], -1.0 if case.values[0][1] == "-inf" else 1.0
-    at, ends = extreme_values.cell(value.shape), list[torch.Tensor]()
+    sign = -1.0 if case.values[0][1] == "-inf" else 1.0
+    at, ends = extreme_values.cell(moved.value.shape), list[torch.Tensor]()
     for far in _FAR:
-        shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
-        shift[at] = sign * far - value[at].double()
-        if (end := _moved(context, plain, name, label, shift)) is None:
+        if (end := moved.by(at, sign * far - moved.value[at].double().item(), label)) is None:
             return torch.zeros_like(reach.want, dtype=torch.bool)
         ends.append(end)
     first, second, last = ends
@@ -184,36 +209,22 @@ def _limit(context: StageContext, case: Case, name: str, label: str, reach: Reac
     return (step <= (second - first).abs() / 2) & ((reach.got - last).abs() <= 2 * step + SAME_DRAW * last.abs())
 
 
-def _depends(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
+def _depends(moved: _Moved, label: str, reach: Reach) -> torch.Tensor:
     """Where a tensor depends on the cell at all, not by 0 * NaN alone: where another number there changes it."""
-    plain = case.but(values=())
-    value = context.runner.inputs(plain)[name]
-    at = extreme_values.cell(value.shape)
-    here = value[at].item()
-    beyond = 1.0 + value.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    at = extreme_values.cell(moved.value.shape)
+    here = moved.value[at].item()
+    beyond = 1.0 + moved.value.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
     depends = torch.zeros_like(reach.want, dtype=torch.bool)
     # A number that is not the largest or the least decides nothing until it is moved beyond all others; what is not
     # finite there says that the formula is not meant for such numbers.
     for number, step in enumerate((1.0 + abs(here), beyond - here, -beyond - here)):
-        shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
-        shift[at] = step
-        moved = _moved(context, plain, name, label, shift)
-        if moved is None:
+        if (there := moved.by(at, step, label)) is None:
             return torch.ones_like(depends)
-        depends = depends | (moved != reach.plain) & (moved.isfinite() if number else True)
+        depends = depends | (there != reach.plain) & (there.isfinite() if number else True)
     return depends
 
 
-def _moved(context: StageContext, plain: Case, name: str, label: str, shift: torch.Tensor) -> torch.Tensor | None:
-    """A result by the reference with an input moved; None if it has none, or refuses such numbers."""
-    moved = None
-    with may_refuse():
-        reference = context.runner.reference(plain)
-        moved = reference.run(torch.float64, reference.exactly(), shift={name: shift}).get(label)
-    return None if moved is None else moved.detach()
-
-
-def _coupled(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
+def _coupled(moved: _Moved, label: str, reach: Reach) -> torch.Tensor:
     """Where the way of summing decides what a cell reaches: along dimensions in which float64 couples cells.
 
     A block of a causal sum multiplies by zeros what it masks, as torch's own masked products do, and a suffix sum may
@@ -221,15 +232,11 @@ def _coupled(context: StageContext, case: Case, name: str, label: str, reach: Re
     and the last cell of the input tell too what is coupled: the last step of a causal sum reaches itself alone. So does
     NaN in the cell itself, which an infinity less itself is.
     """
-    plain = case.but(values=())
-    like = context.runner.inputs(plain)[name].double()
-    masks = [~reach.want.isfinite()]
-    for place in ((0,) * like.ndim, extreme_values.cell(like.shape), (-1,) * like.ndim):
-        shift = torch.zeros_like(like)
-        shift[place] = torch.nan
-        moved = _moved(context, plain, name, label, shift)
-        if moved is not None and moved.shape == reach.want.shape:
-            masks.append(moved.isnan())
+    shape, masks = moved.value.shape, [~reach.want.isfinite()]
+    for place in ((0,) * len(shape), extreme_values.cell(shape), tuple(n - 1 for n in shape)):
+        there = moved.by(place, math.nan, label)
+        if there is not None and there.shape == reach.want.shape:
+            masks.append(there.isnan())
     places = [mask.nonzero() for mask in masks if bool(mask.any())]
     dims = [d for d in range(reach.want.ndim) if any(bool((at[:, d] != at[0, d]).any()) for at in places)]
     here = masks[0].any(tuple(dims), keepdim=True) if dims else masks[0]
