@@ -84,6 +84,11 @@ def test_a_healthy_program_is_not_accused(rows, name):
         assert row["differences"] == []
 
 
+def test_the_same_value_written_twice_is_no_race(rows):
+    for name in ("dropout_mask_stored_twice", "table_that_all_store"):
+        assert {kind for seed, _ in RUNS for kind, *_ in rows[seed, "racy", name]["faults"]} == {"same value"}
+
+
 def test_the_kinds_of_races_are_told_apart(rows):
     for program in _registered("racy"):
         row = rows[0, "racy", program]

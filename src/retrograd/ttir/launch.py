@@ -27,10 +27,10 @@ _SESSIONS: list[Session] = []  # the innermost last
 
 
 def pretended(
-    gpu: GpuDescription = _GPU, devices: bool = True, repeats: bool = False
+    gpu: GpuDescription = _GPU, devices: bool = True, repeats: bool = False, **more: Any
 ) -> contextlib.AbstractContextManager[None]:
     """A context in which torch says that it has a GPU, to all but this library; arguments as of `fake_gpu.gpu`."""
-    return fake_gpu.gpu(gpu, knowing=("retrograd.",), devices=devices, repeats=repeats)
+    return fake_gpu.gpu(gpu, knowing=("retrograd.",), devices=devices, repeats=repeats, **more)
 
 
 @contextlib.contextmanager
@@ -95,10 +95,11 @@ def cpu_triton(
         stack.enter_context(around_autotuning(tuning))
         _SESSIONS.append(session)
         stack.callback(_SESSIONS.remove, session)
+        undefined = UndefinedMemory(lambda: session.faults, pretends=pretend)
         if pretend:
-            stack.enter_context(pretended(gpu))
+            stack.enter_context(pretended(gpu, shared=undefined.forget))
         stack.enter_context(planning(gpu))
         if follow_undefined:
-            session.undefined = stack.enter_context(UndefinedMemory(lambda: session.faults)).of
+            session.undefined = stack.enter_context(undefined).of
         stack.callback(session.close)
         yield session

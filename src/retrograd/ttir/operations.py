@@ -188,17 +188,20 @@ def _to_float(values: Array, source: ElementType, target: ElementType) -> Array:
 
 
 def _to_whole(signed: bool) -> Callable[[Array, ElementType, ElementType], Array]:
-    """Truncated, with NaN as 0 and what is beyond the range at its end, as NVIDIA GPUs convert."""
+    """Truncated, with NaN as 0 and what is beyond the range at its end, as NVIDIA GPUs convert.
+
+    There are no conversions to 8 bits: they keep the low ones of 16, as an H200 does (300.0 is 44).
+    """
 
     def convert(values: Array, source: ElementType, target: ElementType) -> Array:
         if target.name == "i1":
             return values.astype(np.bool_)
-        dtype = np.dtype(f"{'i' if signed else 'u'}{target.size}")
+        dtype = np.dtype(f"{'i' if signed else 'u'}{max(target.size, 2)}")
         bounds = np.iinfo(dtype)
         wide = values.astype(np.float64)
         inside = np.where((wide > bounds.min) & (wide < bounds.max), wide, 0).astype(dtype)
         beyond = np.where(wide >= bounds.max, bounds.max, np.where(wide <= bounds.min, bounds.min, inside))
-        return beyond.astype(dtype).view(target.compute)
+        return beyond.astype(dtype).astype(f"{dtype.kind}{target.size}").view(target.compute)
 
     return convert
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from retrograd.ttir.element_types import Array
+from retrograd.ttir.latest_accesses import BLOCK, NOWHERE, LatestAccesses, blocks_of
 
 _NEVER = np.iinfo(np.int32).max
 _EMPTY = -1
 _TOLD = 8  # programs that an access is in conflict with: under a lock that orders nothing it is with all before it
-_BLOCK = 512  # cells whose clocks are kept together: 4 KiB for each program that touches some of them
+_NO_CELLS = np.zeros(0, np.int64)
+_COVERED = 1 << 22  # writes below others' that are known of a storage
 
 
 @dataclass
@@ -71,6 +73,8 @@ class _Marks:
 class _Shadow:
     size: int
     marks: dict[str, _Marks] = field(default_factory=dict)
+    # Cell and program of writes that another program's was on top of, as one number; a race of values is told there.
+    covered: Array = field(default_factory=lambda: _NO_CELLS)
 
     def of(self, kind: str, dtype: np.dtype[Any]) -> _Marks:
         if kind not in self.marks:
@@ -118,9 +122,10 @@ class UnorderedRaces:
             marks = shadow.marks.get(against)
             for seen in (marks.last, marks.other) if marks is not None else ():
                 if seen is not None:
-                    self._compare(seen, codes, at, at.equal.before if against == kind == "write" and at.equal else None)
+                    equal = at.equal.before if against == kind == "write" and at.equal else None
+                    self._compare(seen, codes, at, equal, shadow.covered if against == "write" else _NO_CELLS)
         marks = shadow.of(kind, codes.dtype)
-        before = marks.last[at.cells] if kind != "write" else codes
+        before = marks.last[at.cells]
         marks.last[at.cells] = codes
         after = marks.last[at.cells]
         elsewhere = after != codes
@@ -128,6 +133,13 @@ class UnorderedRaces:
             if elsewhere.any():
                 elsewhere = (after >> self._shift) != (codes >> self._shift)
                 self._tell(after, codes, elsewhere, at, at.equal.after if at.equal else None)
+            over = (before != _EMPTY) & ((before >> self._shift) != (codes >> self._shift))
+            if over.any() or elsewhere.any():
+                lost = [
+                    _keys(at.cells[over], before[over] >> self._shift),
+                    _keys(at.cells, codes >> self._shift)[elsewhere],
+                ]
+                shadow.covered = np.union1d(shadow.covered, np.concatenate(lost))[:_COVERED]
         else:
             self._keep_other(marks, before, codes, elsewhere, at)
 
@@ -152,11 +164,13 @@ class UnorderedRaces:
             marks.other[at.cells[differs]] = before[differs]
             marks.other[at.cells[elsewhere]] = codes[elsewhere]
 
-    def _compare(self, marks: Array, codes: Array, at: Cells, equal: Callable[[], Array] | None) -> None:
+    def _compare(self, marks: Array, codes: Array, at: Cells, equal: Callable[[], Array] | None, own: Array) -> None:
         earlier = marks[at.cells]
         if int(earlier.max(initial=_EMPTY)) == _EMPTY:
             return
         conflict = (earlier != _EMPTY) & ((earlier >> self._shift) != (codes >> self._shift))
+        if equal is None and len(own):  # who reads what it wrote itself, as did others
+            conflict &= ~np.isin(_keys(at.cells, codes >> self._shift), own)
         if conflict.any():
             self._tell(earlier, codes, conflict, at, equal)
 
@@ -199,7 +213,7 @@ class OrderedRaces:
         self._to_acquire: dict[int, Array] = {}
         self._seen: dict[int, dict[tuple[int, int], Array]] = {}
         # Storage, kind of access, block of cells -> the latest ones of each program.
-        self._latest: dict[tuple[int, str, int], _Latest] = {}
+        self._latest: dict[tuple[int, str, int], LatestAccesses] = {}
         # Storage, block of cells -> program -> number among all atomics of its latest one, and of that whose result is
         # looked at, for each cell.
         self._updates: dict[tuple[int, int], dict[int, Array]] = {}
@@ -209,16 +223,16 @@ class OrderedRaces:
     def touch(self, kind: str, at: Cells, size: int) -> None:
         """Note an access of one program, as `UnorderedRaces.touch`."""
         me = int(at.programs.flat[0])
-        parts = _blocks(at.cells)
+        parts = blocks_of(at.cells)
         for against in _AGAINST[kind]:
             for program, (hit, accesses) in self._unordered(against, kind, me, at, parts).items():
                 self._tell(program, accesses, me, hit, at, against == kind == "write")
         for number, _, inside in parts:
-            latest = self._latest.setdefault((id(at.owner), kind, number), _Latest())
+            latest = self._latest.setdefault((id(at.owner), kind, number), LatestAccesses())
             self._mark(latest, kind, me, inside, at.access)
             if kind in _ATOMICS:
                 updates = self._updates.setdefault((id(at.owner), number), {})
-                updates.setdefault(me, np.zeros((2, _BLOCK), np.int64))[: 1 + self._looks, inside] = self._count
+                updates.setdefault(me, np.zeros((2, BLOCK), np.int64))[: 1 + self._looks, inside] = self._count
         if kind in _ATOMICS:
             self._count += 1
             if me in self._released_now:  # this atomic is the last of what it has released
@@ -258,7 +272,7 @@ class OrderedRaces:
                     conflicts[program][1][lanes] = latest.accesses[row, inside]
         return conflicts
 
-    def _mark(self, latest: _Latest, kind: str, me: int, inside: Array | slice, access: int) -> None:
+    def _mark(self, latest: LatestAccesses, kind: str, me: int, inside: Array | slice, access: int) -> None:
         mine = latest.row(me)
         if kind == "write":
             # Who writes after all that it knows of replaces the marks of those: nobody can miss them any more.
@@ -271,9 +285,9 @@ class OrderedRaces:
     def last_writers(self, owner: Any, cells: Array) -> Array:
         """Number of an access that wrote each cell, of the latest there are, -1 where none did."""
         numbers = np.full(len(cells), _EMPTY, np.int64)
-        for number, lanes, inside in _blocks(cells):
+        for number, lanes, inside in blocks_of(cells):
             for kind in ("write", *_ATOMICS):
-                latest = self._latest.get((id(owner), kind, number), _NOWHERE)
+                latest = self._latest.get((id(owner), kind, number), NOWHERE)
                 for row in range(len(latest.programs)):
                     marked = latest.clocks[row, inside] > 0
                     numbers[lanes] = np.where(marked, latest.accesses[row, inside], numbers[lanes])
@@ -336,52 +350,5 @@ class OrderedRaces:
         clock[program] += 1
 
 
-class _Latest:
-    """The latest accesses of one kind to a block of cells, a row a program: its clock then, and which access it was.
-
-    Attributes:
-        programs: of the rows.
-        clocks, accesses: [rows that there is room for, _BLOCK], 0 where a program has not been.
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[int, int] = {}
-        self._programs = np.zeros(1, np.int64)
-        self.clocks = np.zeros((1, _BLOCK), np.int32)
-        self.accesses = np.zeros((1, _BLOCK), np.int32)
-
-    @property
-    def programs(self) -> Array:
-        return self._programs[: len(self._rows)]
-
-    def row(self, program: int) -> int:
-        """The row of a program, a new one where it has none."""
-        row = self._rows.setdefault(program, len(self._rows))
-        if row == len(self.clocks):
-            self._programs = np.concatenate([self._programs, np.zeros_like(self._programs)])
-            self.clocks = np.concatenate([self.clocks, np.zeros_like(self.clocks)])
-            self.accesses = np.concatenate([self.accesses, np.zeros_like(self.accesses)])
-        self._programs[row] = program
-        return row
-
-
-_NOWHERE = _Latest()
-
-
-def _as_slice(inside: Array) -> Array | slice:
-    """Cells as a slice where they follow each other, of which NumPy makes no copy."""
-    first = int(inside[0])
-    follow = int(inside[-1]) - first == len(inside) - 1 and (len(inside) < 2 or bool((np.diff(inside) == 1).all()))
-    return slice(first, first + len(inside)) if follow else inside
-
-
-def _blocks(cells: Array) -> list[tuple[int, Any, Array | slice]]:
-    """Cells by the block that they are in: its number, which of them, and where they lie in it."""
-    numbers, inside = cells // _BLOCK, cells % _BLOCK
-    first = int(numbers[0]) if len(numbers) else 0
-    if (numbers == first).all():
-        return [(first, slice(None), _as_slice(inside))] if len(numbers) else []
-    order = np.argsort(numbers, kind="stable")
-    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-    parts = np.split(order, starts[1:])
-    return [(int(numbers[lanes[0]]), lanes, _as_slice(inside[lanes])) for lanes in parts]
+def _keys(cells: Array, programs: Array) -> Array:
+    return cells.astype(np.int64) << 31 | programs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,12 +13,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.compat.torch_dispatch import HigherOrderOperator, schema, tree_leaves
+from retrograd.compat.torch_library import cuda_kernel
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
-# Operators by which values leave torch: what depends on undefined memory there is told.
-_SINKS = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
+_RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
 
 
 class UndefinedMemory(TorchDispatchMode):
@@ -27,13 +28,14 @@ class UndefinedMemory(TorchDispatchMode):
 
     Args:
         faults: where it goes that a value which is undefined leaves torch.
+        pretends: whether operators run the kernels that libraries have registered for CUDA.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, faults: Callable[[], FaultList]) -> None:
+    def __init__(self, faults: Callable[[], FaultList], *, pretends: bool = False) -> None:
         super().__init__()
-        self._faults = faults
+        self._faults, self._pretends = faults, pretends
         self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
     @classmethod
@@ -46,14 +48,23 @@ class UndefinedMemory(TorchDispatchMode):
         mask = self._mask(tensor)
         return None if mask is None or not mask.any() else mask.numpy()
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Take all of the tensor's storage for written, as where NumPy has it too."""
+        self._known.pop(_start(tensor), None)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
+        if self._pretends and (kernel := cuda_kernel(func)) is not None:
+            with self:  # what it does is followed like anything else
+                return kernel(*args, **kwargs)
         name = func.name().partition("::")[2].partition(".")[0]
         returns = schema(func).returns
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        if self._known and not is_view and name not in _EMPTY:
+        if name in _RESIZED:
+            return self._resized(func, args, kwargs)
+        if self._known and not is_view and name not in _EMPTY and name != "set_":
             tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             touched = [t for t in tensors.values() if self._marks(t) is not None]
             if touched:
@@ -74,6 +85,7 @@ class UndefinedMemory(TorchDispatchMode):
         self._fill(touched, 0)
         first = func(*args, **kwargs)
         kept = [_octets(t).clone() if isinstance(t, torch.Tensor) else t for t in tree_leaves(first)]
+        moved = [(t, _octets(t).clone()) for t in written if _start(t) not in storages]  # its out= was too small
         once = {start: octets.clone() for start, octets in storages.items()}
         for start, octets in storages.items():
             octets.copy_(before[start])
@@ -81,22 +93,37 @@ class UndefinedMemory(TorchDispatchMode):
         self._fill(touched, 1)
         second = func(*args, **kwargs)
         for tensor in written:
-            storage = tensor.untyped_storage()
-            start = storage.data_ptr()
+            if (start := _start(tensor)) not in storages:
+                continue
             if self._mask(tensor) is None:
-                self._known[start] = weakref.ref(storage), torch.zeros(storage.nbytes(), dtype=torch.bool, device="cpu")
+                self._known[start] = _unmarked(tensor.untyped_storage())
             # Each element has a byte in which the fillings differ, so that one which was not written stays undefined.
             differs = (self._geometry(once[start], tensor) != self._geometry(storages[start], tensor)).any(-1, True)
             marks = self._geometry(self._known[start][1], tensor)
             marks.copy_(differs.expand_as(marks))
-        for tensor, octets in zip(tree_leaves(second), kept, strict=True):
+        for tensor, was in [*moved, *zip(tree_leaves(second), kept, strict=True)]:
             if not isinstance(tensor, torch.Tensor):
-                if name in _SINKS and tensor != octets:
+                if tensor != was and not all(isinstance(n, float) and math.isnan(n) for n in (tensor, was)):
                     self._tell(name)
-            elif tensor.untyped_storage().data_ptr() not in storages:
-                now = _octets(tensor)  # of another size where it is undefined how many there are
-                self._fresh(tensor, now != octets if now.shape == octets.shape else True)
+            elif _start(tensor) not in storages:
+                now = _octets(tensor)
+                if now.shape != was.shape:  # how many there are is a number that a program reads
+                    self._tell(name)
+                self._fresh(tensor, now != was if now.shape == was.shape else True)
         return second
+
+    def _resized(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator that keeps of a tensor what it has room for: nobody has written the rest."""
+        tensor = args[0]
+        mask, had = self._mask(tensor), tensor.untyped_storage().nbytes()
+        known = torch.zeros(had, dtype=torch.bool, device="cpu") if mask is None else mask
+        result = func(*args, **kwargs)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() > had:
+            marks = torch.ones(storage.nbytes(), dtype=torch.bool, device="cpu")
+            marks[:had] = known
+            self._known[storage.data_ptr()] = weakref.ref(storage), marks
+        return result
 
     def _fill(self, tensors: list[torch.Tensor], which: int) -> None:
         """Fill undefined bytes: zeros, or ones in whole numbers and about 0.75 in floats."""
@@ -161,6 +188,14 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     pairs += [(a, kwargs[a.name]) for a in arguments[len(args) :] if a.name in kwargs]
     writes = [value for argument, value in pairs if argument.alias_info is not None and argument.alias_info.is_write]
     return [t for t in tree_leaves(writes) if isinstance(t, torch.Tensor) and t.numel()]
+
+
+def _unmarked(storage: torch.UntypedStorage) -> tuple[weakref.ref[Any], torch.Tensor]:
+    return weakref.ref(storage), torch.zeros(storage.nbytes(), dtype=torch.bool, device="cpu")
+
+
+def _start(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _octets(tensor: torch.Tensor) -> torch.Tensor:

@@ -101,3 +101,20 @@ def sums_of_one_bit(device):
     out = torch.empty(10, dtype=torch.int32, device=device)
     one_bit_kernel[(1,)](x.to(device), out, BLOCK=8)
     return [Check(out, torch.cat([x.sum().view(1) % 2, x.sum().view(1), x.cumsum(0) % 2]).int())]
+
+
+@triton.jit
+def to_eight_bits_kernel(x_ptr, signed_ptr, unsigned_ptr, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + cols)
+    tl.store(signed_ptr + cols, x.to(tl.int8))
+    tl.store(unsigned_ptr + cols, x.to(tl.uint8))
+
+
+@healthy("floats beyond 8 bits leave the low ones of 16, at whose ends they stop")
+def floats_to_eight_bits(device):
+    x = torch.tensor([128, 127.6, -129, 200, 255.9, 300, 70000, -70000])
+    signed, unsigned = (torch.zeros(8, dtype=dtype, device=device) for dtype in (torch.int8, torch.uint8))
+    to_eight_bits_kernel[(1,)](x.to(device), signed, unsigned, BLOCK=8)
+    wrapped = torch.tensor([-128, 127, 127, -56, -1, 44, -1, 0], dtype=torch.int8)
+    return [Check(signed, wrapped), Check(unsigned, torch.tensor([128, 127, 0, 200, 255, 44, 255, 0]).byte())]

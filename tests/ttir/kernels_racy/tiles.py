@@ -299,3 +299,35 @@ def dtype_cast_in_place_kernel(wide_ptr, narrow_ptr, n, BLOCK: tl.constexpr):
 def packed_into_its_own_memory(device):
     wide = integers(128).to(device)
     dtype_cast_in_place_kernel[(4,)](wide, wide.view(torch.float16), 128, BLOCK=32)
+
+
+@triton.jit
+def table_by_parts_kernel(count_ptr, table_ptr, out_ptr, BLOCK: tl.constexpr):
+    program, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    counts = tl.load(count_ptr + cols)
+    tl.store(table_ptr + cols, tl.cumsum(counts, 0) - counts, cols // 2 == program // 2)
+    tl.debug_barrier()
+    tl.store(out_ptr + program, tl.load(table_ptr + (program + 2) % BLOCK))
+
+
+@racy("table_ptr", "read/write", "two programs store the same values, and a third one loads them")
+def table_of_two_for_a_third(device):
+    counts = integers(16, low=0, high=9, dtype=torch.int32).to(device)
+    table = torch.zeros(16, dtype=torch.int32, device=device)
+    table_by_parts_kernel[(16,)](counts, table, torch.zeros_like(table), BLOCK=16)
+
+
+@triton.jit
+def table_of_all_kernel(count_ptr, table_ptr, out_ptr, BLOCK: tl.constexpr):
+    program, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    counts = tl.load(count_ptr + cols)
+    tl.store(table_ptr + cols, tl.cumsum(counts, 0) - counts)
+    tl.debug_barrier()
+    tl.store(out_ptr + program, tl.load(table_ptr + program))
+
+
+@racy("table_ptr", "same value", "each program stores the whole table and loads what it has stored itself: harmless")
+def table_that_all_store(device):
+    counts = integers(16, low=0, high=9, dtype=torch.int32).to(device)
+    table = torch.zeros(16, dtype=torch.int32, device=device)
+    table_of_all_kernel[(16,)](counts, table, torch.zeros_like(table), BLOCK=16)

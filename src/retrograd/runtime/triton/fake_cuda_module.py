@@ -6,16 +6,20 @@ import contextlib
 import functools
 import itertools
 import sys
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from retrograd.compat.triton_compile import GpuDescription
+from retrograd.runtime.triton.fake_cuda_graph import CUDAGraph, graph, graphed, is_capturing
 
 # Made here: inside of the context the mode would place it on the CPU.
-_DEVICE = torch.device("cuda")
+_DEVICE = torch.device("cuda", 0)
 _AMOUNTS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_KINDS = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+_MARKS = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated")
 
 
@@ -26,7 +30,7 @@ class _Device(contextlib.nullcontext):
         super().__init__(device)
 
 
-class _Event:
+class Event:
     """torch.cuda.Event, each record of which is a second after the one before.
 
     Nobody knows here what is fastest on a GPU, and by the clock of the CPU a library that times its own kernels chose
@@ -41,27 +45,39 @@ class _Event:
     def record(self, stream: Any = None) -> None:
         self._at = next(self._records)
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end: Event) -> float:
         return 1e3 * (end._at - self._at)
 
     def synchronize(self) -> None: ...
 
     def wait(self, stream: Any = None) -> None: ...
 
+    def query(self) -> bool:
+        return True
 
-class _Stream(contextlib.nullcontext):
+
+class Stream(contextlib.nullcontext):
     """torch.cuda.Stream, and the context torch.cuda.stream: there is one order of work alone."""
 
-    cuda_stream = 0
+    cuda_stream = stream_id = device_index = priority = 0
+    device = _DEVICE
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__(self)
 
     def wait_stream(self, stream: Any) -> None: ...
 
-    wait_event = record_event = wait_stream
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or Event()
+        event.record(self)
+        return event
 
     def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
 
 
 def _seed(seed: int) -> None:
@@ -91,6 +107,12 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         is_integrated=0,
         is_multi_gpu_board=0,
         gcnArchName=str(target.arch),
+        uuid="00000000-0000-0000-0000-000000000000",
+        pci_bus_id=0,
+        # Of an H100 with HBM3, in kHz and bits.
+        clock_rate=1_980_000,
+        memory_clock_rate=2_619_000,
+        memory_bus_width=5120,
     )
     return {
         "is_available": lambda: True,
@@ -103,13 +125,14 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         "get_device_name": lambda device=None: target.name,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
-        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
-        **dict.fromkeys(("Stream", "stream", "ExternalStream"), _Stream),
-        "Event": _Event,
+        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: Stream()),
+        **dict.fromkeys(("Stream", "stream", "ExternalStream"), Stream),
+        "Event": Event,
         **dict.fromkeys(("device", "device_of"), _Device),
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *_, **__: True,
-        "is_current_stream_capturing": lambda: False,
+        **_graphs(),
+        **_numbers(),
         # All draws are the CPU's.
         **dict.fromkeys(("manual_seed", "manual_seed_all"), _seed),
         **dict.fromkeys(("seed", "seed_all"), lambda: torch.default_generator.seed()),
@@ -120,11 +143,46 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         "set_rng_state_all": lambda states: None,
         **dict.fromkeys(_AMOUNTS, lambda device=None: 0),
         **dict.fromkeys(_RESETS, lambda device=None: None),
-        "memory_stats": lambda device=None: {},
+        "memory_stats": lambda device=None: defaultdict(int),
         "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
-        "nvtx": SimpleNamespace(
-            range=contextlib.nullcontext, **dict.fromkeys(("range_push", "range_pop", "mark"), lambda *_: None)
+        "nvtx": SimpleNamespace(range=contextlib.nullcontext, **dict.fromkeys(_MARKS, lambda *_, **__: 0)),
+        "profiler": SimpleNamespace(
+            profile=contextlib.nullcontext, **dict.fromkeys(("init", "start", "stop"), lambda *_: None)
         ),
+        "cudart": lambda: SimpleNamespace(**dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop"), lambda: 0)),
+        # Classes of tensors there, which are those of tensors here.
+        **{f"{kind}Tensor": getattr(torch, f"{kind}Tensor") for kind in _KINDS},
+    }
+
+
+def _graphs() -> dict[str, Any]:
+    return {
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
+        "graph_pool_handle": lambda: (0, 0),
+        "make_graphed_callables": graphed,
+        "is_current_stream_capturing": is_capturing,
+    }
+
+
+def _numbers() -> dict[str, Any]:
+    """What a monitor would show of a GPU that does nothing, and what is to be set without effect."""
+    idle = ("utilization", "temperature", "clock_rate", "power_draw", "memory_usage", "device_memory_used")
+    ignored = ("set_stream", "set_per_process_memory_fraction", "set_sync_debug_mode", "_sleep", "_lazy_init")
+    return {
+        "is_initialized": lambda: True,
+        "can_device_access_peer": lambda device, peer: False,
+        "current_blas_handle": lambda: 0,
+        "default_generators": (torch.default_generator,),
+        "get_allocator_backend": lambda: "native",
+        "get_stream_from_external": lambda pointer, device=None: Stream(),
+        "get_sync_debug_mode": lambda: 0,
+        "memory_snapshot": list,
+        **dict.fromkeys(("memory_summary", "list_gpu_processes"), lambda *_, **__: ""),
+        **dict.fromkeys(idle, lambda device=None: 0),
+        **dict.fromkeys(ignored, lambda *_, **__: None),
+        "use_mem_pool": lambda pool, device=None: contextlib.nullcontext(),
+        "MemPool": SimpleNamespace,
     }
 
 
@@ -139,7 +197,7 @@ def accelerator_answers() -> dict[str, Any]:
         "current_accelerator": lambda check_available=False: _DEVICE,
         **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
         **dict.fromkeys(("set_device_index", "set_device_idx", "set_stream"), lambda _: None),
-        "current_stream": lambda device=None: _Stream(),
+        "current_stream": lambda device=None: Stream(),
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         **dict.fromkeys(_AMOUNTS, lambda device=None: 0),

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import FrameType, ModuleType
 from typing import Any
@@ -21,8 +21,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.triton_compile import GpuDescription
-from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, cuda_answers
+from retrograd.runtime.triton.fake_cuda_module import Event, Stream, accelerator_answers, cuda_answers
 
+Shared = Callable[[torch.Tensor], None]
 HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
 # Descriptors, which torch's stubs call what they give.
 _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -31,6 +32,7 @@ _WRAPPER = type(_ASKS_CUDA)
 _NAMES_PLACE = (str, torch.device)
 _FRESH = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, torch.Tensor.new_empty,
                     torch.Tensor.new_empty_strided})  # fmt: skip
+_SHARING = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
 _PASSING = ("torch.utils._device", "torch.overrides")
 # Functions that make a tensor on the default device where they are told of none.
 _MAKERS = frozenset(
@@ -52,11 +54,12 @@ class _OnCpu(TorchFunctionMode):
         knowing: prefixes of the modules that are told the truth about `is_cuda` and `device`.
         devices: whether the others hear of `device` what they hear of `is_cuda`.
         repeats: whether fresh memory always holds the same.
+        shared: called with a tensor whose memory NumPy has from now on, too.
     """
 
-    def __init__(self, knowing: tuple[str, ...], devices: bool, repeats: bool) -> None:
+    def __init__(self, knowing: tuple[str, ...], devices: bool, repeats: bool, shared: Shared) -> None:
         super().__init__()
-        self._knowing, self._devices, self._repeats = knowing, devices, repeats
+        self._knowing, self._devices, self._repeats, self._shared = knowing, devices, repeats, shared
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
         self.default: torch.device | None = None  # that was chosen for tensors that are told of none
@@ -76,6 +79,8 @@ class _OnCpu(TorchFunctionMode):
             return -1 if args[0] in self._on_cpu else 0
         if func is torch.Tensor.pin_memory:
             return args[0]
+        if func in _SHARING:
+            self._shared(args[0])
         result = self._placed(func, args, kwargs or {})
         if self._repeats and func in _FRESH:
             _settle(result)
@@ -85,6 +90,10 @@ class _OnCpu(TorchFunctionMode):
         """What a call gives that may name a device."""
         if self._devices and func is torch.device:
             return func(*args, **kwargs)
+        if type(kwargs.get("device")) is int:
+            kwargs = kwargs | {"device": FIRST}
+        if func in (torch.Tensor.to, torch.Tensor.type) and len(args) > 1:
+            args = (args[0], _plain(args[1]), *args[2:])
         if "pin_memory" in kwargs:
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
         if self.default is not None and func in _MAKERS and kwargs.get("device") is None:
@@ -140,7 +149,8 @@ def _asker(frame: FrameType) -> str:
 
 @contextlib.contextmanager
 def gpu(
-    target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False, repeats: bool = False
+    target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False, repeats: bool = False,
+    shared: Shared = lambda tensor: None,
 ) -> Iterator[None]:  # fmt: skip
     """Let code of a person's own believe in a GPU of this architecture.
 
@@ -149,10 +159,15 @@ def gpu(
         knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
         devices: whether `device` of a tensor that nobody asked for on the CPU is the GPU, too.
         repeats: whether memory that nobody has written always holds the same.
+        shared: called with a tensor whose memory NumPy has from now on, too, and may write to.
     """
     stock_generator, stock_module, stock_fork = torch.Generator, torch.get_device_module, torch.random.fork_rng
     stock_default, stock_set, stock_compile = torch.get_default_device, torch.set_default_device, torch.compile
-    mode, function, stack = _OnCpu(knowing, devices, repeats), torch.autograd.function.BackwardCFunction, ExitStack()
+    mode, function, stack = (
+        _OnCpu(knowing, devices, repeats, shared),
+        torch.autograd.function.BackwardCFunction,
+        ExitStack(),
+    )
     stock_apply: Any = function.apply
     may_compile = "torch._dynamo" not in sys.modules
 
@@ -198,13 +213,26 @@ def gpu(
         with mode:
             return stock_apply(self, *grads)
 
+    stock_to = torch.nn.Module.to
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of a module: where there is no GPU, torch has none of this number."""
+        kwargs = {name: _plain(value) if name == "device" else value for name, value in kwargs.items()}
+        return stock_to(self, *map(_plain, args[:1]), *args[1:], **kwargs)
+
     pretended = dict(Generator=Generator, get_device_module=get_device_module, get_default_device=get_default_device,
-                     set_default_device=set_default_device, compile=compile)  # fmt: skip
+                     set_default_device=set_default_device, compile=compile, Stream=Stream, Event=Event)  # fmt: skip
     with stack:
         stack.enter_context(_replaced(torch.cuda, cuda_answers(target)))
         stack.enter_context(_replaced(torch.accelerator, accelerator_answers()))
         stack.enter_context(_replaced(torch, pretended))
         stack.enter_context(_replaced(torch.random, dict(fork_rng=fork_rng)))
+        stack.enter_context(_replaced(torch.nn.Module, dict(to=to)))
+        # A method that refuses another stream than torch's before any mode is asked.
+        stack.enter_context(_replaced(torch.Tensor, dict(record_stream=lambda tensor, stream: None), new=True))
+        if torch.version.cuda is None and target.backend == "cuda":
+            stack.enter_context(_replaced(torch.version, dict(cuda="12.8")))
+        stack.enter_context(_replaced(torch.backends.cuda, dict(is_built=lambda: True)))
         stack.enter_context(_replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
         for context in (pretended_shortcuts(), eagerly(), mode):
@@ -213,16 +241,19 @@ def gpu(
 
 
 @contextlib.contextmanager
-def _replaced(owner: ModuleType | type, names: Mapping[str, Any]) -> Iterator[None]:
-    """Other values under these names of a module or class; a name that it has not is left out."""
+def _replaced(owner: ModuleType | type, names: Mapping[str, Any], *, new: bool = False) -> Iterator[None]:
+    """Other values under these names of a module or class; a name that it has not is left out, unless it is `new`."""
     stock = {name: vars(owner)[name] for name in names if name in vars(owner)}
-    for name in stock:
+    for name in names if new else stock:
         setattr(owner, name, names[name])
     try:
         yield
     finally:
-        for name, value in stock.items():
-            setattr(owner, name, value)
+        for name in names if new else stock:
+            if name in stock:
+                setattr(owner, name, stock[name])
+            else:
+                delattr(owner, name)
 
 
 def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -239,6 +270,13 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _plain(value: Any) -> Any:
+    """A device for its number, and a class of tensors on the CPU for the name of one on a GPU."""
+    if isinstance(value, str) and value.startswith("torch.cuda."):
+        return value.replace("cuda.", "")
+    return FIRST if type(value) is int else value
 
 
 def _is_cuda(value: Any) -> bool:

@@ -1,0 +1,161 @@
+"""Names of torch.cuda that programs use where a GPU is pretended: devices by number, streams, graphs, kernels for CUDA."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import retrograd as rg
+from retrograd.codegen.targets import target_named
+from retrograd.compat.registry import works
+from retrograd.compat.torch_library import REGISTERED
+from retrograd.runtime.triton import fake_gpu
+
+
+@pytest.fixture
+def gpu():
+    with fake_gpu.gpu(target_named("sm_90"), devices=True):
+        yield
+
+
+@pytest.fixture
+def run():
+    pytest.importorskip("triton")
+    with rg.cpu_triton() as session:
+        yield session
+
+
+def test_devices_may_be_numbers(gpu):
+    made = [torch.ones(2).to(0), torch.empty(2, device=0), torch.nn.Linear(2, 2).to(0).weight, torch.ones(2).cuda(0)]
+    made += [torch.zeros(2, device=made[0].device.index), torch.nn.Linear(2, 2).to(device=0).bias]
+    assert all(t.is_cuda and t.device.index == 0 for t in made)
+
+
+def test_modules_go_where_they_went_before_once_the_gpu_is_gone():
+    with fake_gpu.gpu(target_named("sm_90"), devices=True):
+        assert torch.version.cuda
+        assert torch.backends.cuda.is_built()
+    if not torch.backends.cuda.is_built():
+        assert torch.version.cuda is None
+        with pytest.raises(RuntimeError):
+            torch.nn.Linear(2, 2).to(0)
+    assert "record_stream" not in vars(torch.Tensor)
+
+
+def test_classes_of_tensors_on_the_gpu(gpu):
+    assert torch.ones(2).type("torch.cuda.HalfTensor").dtype == torch.float16
+    assert torch.ones(2).type(torch.cuda.DoubleTensor).dtype == torch.float64
+    assert torch.cuda.IntTensor([1, 2]).tolist() == [1, 2]
+
+
+def test_streams_and_events(gpu):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        event = stream.record_event()
+    torch.ones(2).record_stream(stream)
+    torch.cuda.set_stream(stream)
+    assert event.query()
+    assert stream.query()
+    assert stream.device == torch.device("cuda", 0)
+    later = torch.cuda.Event(enable_timing=True)
+    later.record()
+    assert event.elapsed_time(later) == 1e3
+
+
+def test_numbers_of_a_gpu_that_does_nothing(gpu):
+    assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == torch.cuda.utilization() == 0
+    assert torch.cuda.get_device_properties(0).memory_bus_width > 0
+    assert torch.cuda.is_initialized()
+    torch.cuda.cudart().cudaProfilerStart()
+    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("a"))
+
+
+def _steps(graph, x):
+    """A step of an optimizer that is captured, the parameter and the loss."""
+    w = torch.ones(3, device="cuda", requires_grad=True)
+    w.grad = torch.zeros(3, device="cuda")
+    optimizer, count = torch.optim.SGD([w], lr=0.5), torch.zeros((), device="cuda")
+    with torch.cuda.graph(graph):
+        assert torch.cuda.is_current_stream_capturing()
+        optimizer.zero_grad(set_to_none=False)
+        loss = (w * x).sum()
+        loss.backward()
+        optimizer.step()
+        count += 1
+    return w, loss, count
+
+
+def test_a_graph_runs_where_it_is_replayed_and_not_where_it_is_captured(gpu):
+    graph, x = torch.cuda.CUDAGraph(), torch.zeros(3, device="cuda")
+    w, loss, count = _steps(graph, x)
+    assert (w.tolist(), count.item()) == ([1.0] * 3, 0.0)
+    for value, expected, weight in ((2.0, 6.0, 0.0), (4.0, 0.0, -2.0), (0.0, 0.0, -2.0)):
+        x.fill_(value)
+        graph.replay()
+        assert (loss.item(), w.tolist()) == (expected, [weight] * 3)
+    assert count.item() == 3.0
+    assert not torch.cuda.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
+        count.item()
+
+
+def test_a_kernel_that_a_library_has_registered_for_cuda_runs():
+    pytest.importorskip("triton")
+    assert works(REGISTERED)
+    name = "retrograd_tests::doubled"
+    torch.library.define(name, "(Tensor x) -> Tensor")
+    torch.library.impl(name, "cpu")(lambda x: 0 * x)
+    torch.library.impl(name, "cuda")(lambda x: torch.empty_like(x).copy_(2 * x))
+    with rg.cpu_triton() as run:
+        assert torch.ops.retrograd_tests.doubled(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
+    assert not run.faults
+    with rg.cpu_triton(pretend=False):
+        assert torch.ops.retrograd_tests.doubled(torch.ones(2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: copy.deepcopy(torch.nn.BatchNorm1d(2)).running_var.sum().item(),
+        lambda: torch.empty(2).set_(torch.ones(5)).sum().item(),
+        lambda: torch.empty(2).resize_(50).fill_(1).sum().item(),
+        lambda: torch.ones(2).resize_(50).fill_(1).sum().item(),
+        lambda: torch.add(torch.ones(9), 1, out=torch.empty(0)).sum().item(),
+        lambda: torch.empty(3).fill_(torch.nan)[0].item(),
+        lambda: [torch.empty(4).numpy().fill(1.0)],
+    ],
+)
+def test_what_has_been_written_is_not_told(run, use):
+    use()
+    assert not run.faults, run.report()
+
+
+def _filled_by_numpy() -> float:
+    buffer = torch.empty(4, device="cpu", pin_memory=True)
+    buffer.numpy()[:] = 2.0
+    return buffer.cuda().sum().item()
+
+
+def test_memory_that_numpy_has_written_is_not_told(run):
+    assert _filled_by_numpy() == 8.0
+    assert not run.faults, run.report()
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.allclose(torch.empty(4), torch.zeros(4)),
+        lambda: torch.empty(4).nonzero().shape,
+        lambda: torch.ones(4)[torch.empty(4) > 0.5].shape,
+        lambda: torch.ones(2).resize_(50).sum().item(),
+        lambda: torch.empty(2).resize_(50)[:2].sum().item(),
+        lambda: torch.cat([torch.empty(2), torch.ones(9)], out=torch.empty(3)).sum().item(),
+    ],
+)
+def test_what_nobody_has_written_is_told_where_it_leaves_torch(run, use):
+    use()
+    assert [fault.kind for fault in run.faults] == ["uninitialised"], run.report()
