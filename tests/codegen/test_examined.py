@@ -9,7 +9,7 @@ import pytest
 from codegen_gates import faults
 
 from retrograd.codegen.schema import Codegen, Facts, Kernel
-from retrograd.codegen.targets import targets
+from retrograd.runtime.gpu_targets import targets
 
 SOURCE = (Path(__file__).parent / "specimens.py").read_text(encoding="utf-8").splitlines()
 NVIDIA = [name for name, target in targets().items() if target.nvidia]

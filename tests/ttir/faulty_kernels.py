@@ -14,6 +14,9 @@ from unittest import mock
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra import libdevice
 
 from retrograd import cpu_triton
 from retrograd.ttir.interleaving import run_in_turns
@@ -545,6 +548,35 @@ def descriptor_maximum_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 def takes_maxima_by_a_descriptor():
     x, out = torch.randn(16, 16).half(), torch.zeros(16, 16, dtype=torch.half)
     descriptor_maximum_kernel[(1,)](x, out, BLOCK=16)
+
+
+@gluon.jit
+def gluon_copy_kernel(x_ptr, y_ptr, BLOCK: gl.constexpr):
+    i = gl.arange(0, BLOCK, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.store(y_ptr + i, gl.load(x_ptr + i))
+
+
+@specimen()
+def copies_in_gluon():
+    gluon_copy_kernel[(1,)](torch.ones(128), torch.zeros(128), BLOCK=128)
+
+
+@triton.jit
+def tanh_of_square_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + at)
+    tl.store(y_ptr + at, libdevice.tanh(tl.dot(x, x)))
+
+
+@specimen(gpu="gfx942")
+def is_told_of_an_amd_gpu():
+    """With options that NVIDIA's backend refuses, and functions of AMD's device library."""
+    x, y = torch.eye(16, device="cuda"), torch.zeros(16, 16, device="cuda")
+    tanh_of_square_kernel[(1,)](x, y, BLOCK=16, waves_per_eu=2, matrix_instr_nonkdim=16)
+    assert torch.allclose(y.double(), torch.eye(16).double().tanh(), rtol=2.0**-22)
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.gcnArchName, properties.multi_processor_count, properties.warp_size) == ("gfx942", 304, 64)
+    assert torch.version.hip
 
 
 def main() -> None:

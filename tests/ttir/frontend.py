@@ -19,8 +19,8 @@ from unittest.mock import patch
 import programs
 
 from retrograd.codegen import tuning
-from retrograd.codegen.targets import target_named
 from retrograd.compat.triton_compile import absent_gpu
+from retrograd.runtime.gpu_targets import target_named
 from retrograd.runtime.triton import fake_gpu
 
 TARGET = target_named("sm_90")

@@ -46,7 +46,7 @@ HEALTHY = (
     "waits_in_assembly", "hashes_in_32_bits", "goes_far_and_comes_back", "overflows_where_nothing_is_read",
     "counts_long", "goes_round_long_in_each_program", "queues_with_tickets",
     "waits_for_a_time", "waits_for_nothing_but_time", "goes_by_offsets_in_assembly",
-    "waits_in_a_crowd", "compares_devices",
+    "waits_in_a_crowd", "compares_devices", "is_told_of_an_amd_gpu",
 )  # fmt: skip
 
 # What cannot be executed -> what the refusal names.
@@ -78,7 +78,7 @@ def test_a_healthy_neighbour_is_left_alone(rows, name):
 
 
 def test_every_specimen_is_judged(rows):
-    assert set(rows) == {*FAULTS, *HEALTHY, *REFUSED, "takes_maxima_by_a_descriptor"}
+    assert set(rows) == {*FAULTS, *HEALTHY, *REFUSED, "takes_maxima_by_a_descriptor", "copies_in_gluon"}
     assert rows["asserts"]["printed"] == [f"pid ({i}, 0, 0) idx () program: {i}" for i in range(3)]
 
 
@@ -93,3 +93,9 @@ def test_assembly_that_is_not_known_is_refused_by_name_and_line(rows, name):
 def test_what_a_gpu_does_by_descriptors_alone_is_refused_by_name(rows):
     error = rows["takes_maxima_by_a_descriptor"]["error"]
     assert error.startswith("UnsupportedOperationError: tt.descriptor_reduce of descriptor_maximum_kernel cannot")
+
+
+def test_gluon_is_refused_by_its_name(rows):
+    assert rows["copies_in_gluon"]["error"].startswith(
+        "UnsupportedOperationError: gluon_copy_kernel is written in Gluon"
+    )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 import pytest
 import torch
+import torch.utils._triton
 
 import retrograd as rg
-from retrograd.codegen.targets import target_named
 from retrograd.compat.registry import works
 from retrograd.compat.torch_library import REGISTERED
+from retrograd.errors import UsageError
+from retrograd.runtime.gpu_targets import target_named
 from retrograd.runtime.triton import fake_gpu
 
 
@@ -42,6 +45,19 @@ def test_modules_go_where_they_went_before_once_the_gpu_is_gone():
         with pytest.raises(RuntimeError):
             torch.nn.Linear(2, 2).to(0)
     assert "record_stream" not in vars(torch.Tensor)
+
+
+def test_whether_there_is_triton_is_asked_anew():
+    asked = torch.utils._triton.has_triton
+    before = asked()
+    with fake_gpu.gpu(target_named("sm_90"), devices=True):
+        assert asked() == (importlib.util.find_spec("triton") is not None)
+    assert asked() == before
+
+
+def test_a_gpu_that_is_not_known_is_named(run):
+    with pytest.raises(UsageError, match="unknown target 'gfx1', expected one of: sm_80"), rg.cpu_triton(gpu="gfx1"):
+        pass
 
 
 def test_classes_of_tensors_on_the_gpu(gpu):

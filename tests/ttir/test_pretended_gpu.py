@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import retrograd as rg
-from retrograd.codegen.targets import target_named
+from retrograd.runtime.gpu_targets import target_named
 from retrograd.runtime.triton import fake_gpu
 
 
@@ -145,7 +145,7 @@ def test_products_of_matrices_have_the_dtype_that_is_asked_for(gpu):
 
 _COMPILED = """
 import sys, torch
-from retrograd.codegen.targets import target_named
+from retrograd.runtime.gpu_targets import target_named
 from retrograd.runtime.triton import fake_gpu
 
 def refuse(graph, inputs):

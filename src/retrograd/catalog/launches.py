@@ -18,10 +18,10 @@ from retrograd.check import sizes
 from retrograd.check.spec import OpSpec, SizeSpec, TensorSpec, dtype_name
 from retrograd.codegen import compile as compiling
 from retrograd.codegen import signatures
-from retrograd.codegen.targets import Target
 from retrograd.compat.triton_compile import absent_gpu
 from retrograd.core.loading import guard, is_path, load, near
 from retrograd.errors import RetrogradError, UsageError
+from retrograd.runtime.gpu_targets import Target
 from retrograd.runtime.triton import fake_gpu
 
 _FORMS = "a shipped name (rms_norm), 'path/file.py:name' or 'package.module:name'"

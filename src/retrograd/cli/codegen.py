@@ -81,7 +81,7 @@ def codegen(target: str, against: str | None, **options: Any) -> Codegen:
 
 def _check(limits: Limits, against: str | None, options: dict[str, Any]) -> None:
     """What can be wrong with the options, before minutes are spent."""
-    from retrograd.codegen.targets import targets
+    from retrograd.runtime.gpu_targets import targets
 
     if unknown := [name for name in options["architectures"] if name not in targets()]:
         raise UsageError(f"`--arch` has {unknown[0]!r}, expected some of {', '.join(targets())}")
@@ -131,8 +131,8 @@ def _compiled(target: str, options: dict[str, Any], progress: Any) -> Codegen:
     require_torch("retrograd codegen")
     from retrograd.catalog.launches import LaunchArguments, launches
     from retrograd.codegen.listing import cross_compiled
-    from retrograd.codegen.targets import targets
     from retrograd.env.facts import cpu_count
+    from retrograd.runtime.gpu_targets import targets
 
     architectures = options["architectures"] or tuple(targets())
     chosen = LaunchArguments(options["signature"], options["case"], options["dtype"])

@@ -12,7 +12,8 @@ from retrograd.cli._output import answers
 if TYPE_CHECKING:
     from retrograd.ttir.schema import KernelRun
 
-_SMS = "Multiprocessors that the program is told of; grids of persistent kernels depend on it."
+_SMS = "Multiprocessors that the program is told of, which grids of persistent kernels depend on; the GPU's."
+_GPU = "The GPU that the program is told of; an AMD one for options of its backend, as waves_per_eu."
 _ORDERS = "Run each launch in N orders of its programs, and name the lines whose bits depend on it."
 
 
@@ -25,12 +26,11 @@ _ORDERS = "Run each launch in N orders of its programs, and name the lines whose
 )
 @program("[-- SCRIPT.py ARGS ...]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order of programs.")
-@click.option(
-    "--sms", "multiprocessors", type=click.IntRange(min=1), default=132, show_default=True, metavar="N", help=_SMS
-)
+@click.option("--sms", "multiprocessors", type=click.IntRange(min=1), metavar="N", help=_SMS)
+@click.option("--gpu", default="sm_90", show_default=True, metavar="NAME", help=_GPU)
 @click.option("--orders", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help=_ORDERS)
 @answers("retrograd.ttir.schema:KernelRun", FORMAT)
-def run_kernel(program: tuple[str, ...], seed: int, multiprocessors: int, orders: int) -> KernelRun:
+def run_kernel(program: tuple[str, ...], seed: int, multiprocessors: int | None, gpu: str, orders: int) -> KernelRun:
     """Run a Triton program on CPU tensors as a GPU would, and report races, bounds and unwritten memory.
 
     PROGRAM is a script, -m MODULE or -c CODE, with its arguments. "cuda" is the CPU inside, and launches execute the
@@ -40,4 +40,4 @@ def run_kernel(program: tuple[str, ...], seed: int, multiprocessors: int, orders
     """
     from retrograd.ttir.run_kernels import run_kernels
 
-    return run_kernels(program, seed, multiprocessors, orders)
+    return run_kernels(program, seed, multiprocessors, orders, gpu)

@@ -5,7 +5,7 @@ from retrograd.codegen.kernel_facts import cross_compile, facts_of
 from retrograd.codegen.listing import cross_compiled
 from retrograd.codegen.loaded_kernels import of_run
 from retrograd.codegen.schema import Codegen, Facts
-from retrograd.codegen.targets import Target, target_named, targets
+from retrograd.runtime.gpu_targets import Target, target_named, targets
 
 __all__ = [
     "Codegen",

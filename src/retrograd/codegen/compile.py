@@ -16,11 +16,11 @@ from typing import Any
 from retrograd import config
 from retrograd.codegen import tuning
 from retrograd.codegen.schema import Tuning
-from retrograd.codegen.targets import Target, target_named
 from retrograd.compat.registry import require
 from retrograd.compat.triton_compile import CompileRequest, KernelSignature, absent_gpu, compile_requests, first_line
 from retrograd.compat.triton_launch import HOOK, KernelLaunch, Proceed, around_launches
 from retrograd.errors import MissingExtraError, RetrogradError
+from retrograd.runtime.gpu_targets import Target, target_named
 
 
 @dataclass(frozen=True)

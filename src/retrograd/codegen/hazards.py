@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 
 from retrograd.codegen.schema import Facts, Hazard, Tuning
-from retrograd.codegen.targets import target_named
+from retrograd.runtime.gpu_targets import target_named
 
 _ACCUMULATING = ("add", "xor")  # a maximum or an exchange is the same the second time
 _EARLY = {"load": "loads", "store": "stores", "atomic": "changes memory", "copy": "copies"}

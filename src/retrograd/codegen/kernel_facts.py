@@ -17,10 +17,10 @@ from retrograd.codegen import amd, arithmetic, nvidia, ttir
 from retrograd.codegen.compile import Launch, recording
 from retrograd.codegen.kept_code import disassembled
 from retrograd.codegen.schema import Facts
-from retrograd.codegen.targets import Target
 from retrograd.compat.cuda_tools import TOOLS
 from retrograd.compat.registry import works
 from retrograd.compat.triton_compile import KernelSignature, of_dtype
+from retrograd.runtime.gpu_targets import Target
 
 
 def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = (1,), **kwargs: Any) -> Facts:

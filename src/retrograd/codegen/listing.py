@@ -12,8 +12,8 @@ from retrograd.codegen.compile import Launch, distinct, place_of, recording, req
 from retrograd.codegen.hazards import hazards
 from retrograd.codegen.kernel_facts import attempts
 from retrograd.codegen.schema import Codegen, Facts, Kernel
-from retrograd.codegen.targets import Target, target_named
 from retrograd.errors import UndecidedError
+from retrograd.runtime.gpu_targets import Target, target_named
 
 Progress = Callable[[str, str], None]
 Workload = Callable[[Target], object]

@@ -15,10 +15,10 @@ from retrograd.codegen.compile import require_triton
 from retrograd.codegen.kernel_facts import facts_of_compiled
 from retrograd.codegen.listing import kernel_record
 from retrograd.codegen.schema import Codegen, Kernel, Measured, Tuning
-from retrograd.codegen.targets import target_named
 from retrograd.compat.triton_compile import KernelSignature
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches, through_triton
 from retrograd.errors import UndecidedError, UsageError
+from retrograd.runtime.gpu_targets import target_named
 
 REPEATS = 20
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from retrograd.codegen.access import Access
-from retrograd.codegen.targets import target_named
 from retrograd.core.notebook import Shown
 from retrograd.core.schema import Record
+from retrograd.runtime.gpu_targets import target_named
 
 SCHEMA = "retrograd.codegen/1"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,13 +30,22 @@ def pretended_shortcuts() -> Iterator[None]:
     stock = {name: getattr(torch._C, name) for name in _SHORTCUTS if hasattr(torch._C, name)}
     for name in _SHORTCUTS:
         setattr(torch._C, name, lambda *_: 0)
+    _forget_triton()
     try:
         yield
     finally:
+        _forget_triton()
         for name in _SHORTCUTS:
             delattr(torch._C, name)
             if name in stock:
                 setattr(torch._C, name, stock[name])
+
+
+def _forget_triton() -> None:
+    """Torch asks once a process whether there is a GPU for Triton: what it has been told is kept no longer."""
+    for name, function in vars(sys.modules.get("torch.utils._triton", torch)).items():
+        if name in ("has_triton", "has_triton_tma", "has_triton_tma_device", "has_triton_stable_tma_api"):
+            getattr(function, "cache_clear", int)()
 
 
 def keep_busy(cycles: int) -> None:

@@ -202,6 +202,11 @@ def _kept_ttir(source: Any, target: Any, backend: Any, options: Any, keep: Keep)
 
     Configurations of autotuned kernels often differ in these alone: of 354 texts for ten ops of fla 77 were another's.
     """
+    if getattr(source.fn, "is_gluon", bool)():
+        raise UnsupportedOperationError(
+            f"{source.fn.__name__} is written in Gluon, which places values in registers and shared memory itself, and "
+            "cannot be executed without a GPU"
+        )
 
     def make() -> str:
         noted = _NotedOptions(options)
@@ -229,16 +234,22 @@ def _unaligned(attrs: dict[Any, Any]) -> dict[Any, Any]:
 def _ttir(source: Any, target: Any, backend: Any, options: Any) -> str:
     module = _module(source, target, backend, options)
     try:
-        return backend.make_ttir(module, {}, options, _WITHOUT_DESCRIPTORS).str()
+        return _passed(backend, module, options, _WITHOUT_DESCRIPTORS)
     except RuntimeError:
         # A GPU with descriptors compiles it; what has no pointers in their place is no mistake of the kernel's.
-        text = backend.make_ttir(_module(source, target, backend, options), {}, options, _WITH_DESCRIPTORS).str()
+        text = _passed(backend, _module(source, target, backend, options), options, _WITH_DESCRIPTORS)
         names = sorted(set(_DESCRIPTOR.findall(text)), key=lambda name: name != "tt.descriptor_reduce")
         if not names:
             raise
         raise UnsupportedOperationError(
             f"{names[0]} of {source.fn.__name__} cannot be executed without a GPU: Triton has no pointers in its place"
         ) from None
+
+
+def _passed(backend: Any, module: Any, options: Any, capability: int) -> str:
+    """The text of a module behind the first passes; those of AMD's backend ask for no capability."""
+    of_gpu = (capability,) if backend.target.backend == "cuda" else ()
+    return backend.make_ttir(module, {}, options, *of_gpu).str()
 
 
 def _module(source: Any, target: Any, backend: Any, options: Any) -> Any:

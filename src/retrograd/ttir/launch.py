@@ -15,14 +15,15 @@ from retrograd.compat.triton_compile import GpuDescription
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning
 from retrograd.compat.triton_ttir import executing
 from retrograd.errors import InterpreterError, MissingExtraError
+from retrograd.runtime.gpu_targets import target_named
 from retrograd.runtime.triton import fake_gpu
 from retrograd.runtime.triton.planned_gpu import planning
 from retrograd.ttir.kept_texts import kept_text
 from retrograd.ttir.session import Session
 from retrograd.ttir.undefined import UndefinedMemory
 
-_GPU = GpuDescription("sm_90", "cuda", 90, 32, 132, 232448, 65536)
-_PLANNED = [_GPU]  # what programs are told of their GPU; the innermost last
+_GPU = target_named("sm_90")
+_PLANNED: list[GpuDescription] = [_GPU]  # what programs are told of their GPU; the innermost last
 _SESSIONS: list[Session] = []  # the innermost last
 
 
@@ -53,6 +54,7 @@ def cpu_triton(
     follow_undefined: bool = True,
     configuration: int = 0,
     tuned_kernel: str = "",
+    gpu: str | None = None,
 ) -> Iterator[Session]:
     """Run anybody's Triton program on CPU tensors, its kernels as a GPU would, with every access checked.
 
@@ -68,11 +70,14 @@ def cpu_triton(
         follow_undefined: whether memory of torch.empty is followed through operators of torch and through kernels.
         configuration: number of the configuration that autotuned kernels run with, modulo how many pruning leaves.
         tuned_kernel: the only kernel of which it is, where others run with their first; "" for all.
+        gpu: which GPU the program is told of, "sm_90" or for options of Triton's AMD backend "gfx942"; where the two
+            compute otherwise, values are those of an NVIDIA GPU.
 
     Yields:
         A session: `faults` has what was noticed, `launches` what was executed, `report()` says it in words.
 
     Raises:
+        UsageError: there is no such GPU.
         InterpreterError: TRITON_INTERPRET is set.
         MissingExtraError: Triton is not installed.
         UnsupportedVersionError: this Triton compiles or launches otherwise.
@@ -87,18 +92,19 @@ def cpu_triton(
     def tuning(launch: KernelLaunch, proceed: Proceed) -> Any:
         return session.tuning(launch, proceed) if _SESSIONS[-1] is session else proceed()
 
-    gpu = _PLANNED[-1] if multiprocessors is None else replace(_PLANNED[-1], num_sms=multiprocessors)
+    told = _PLANNED[-1] if gpu is None else target_named(gpu)
+    told = told if multiprocessors is None else replace(told, num_sms=multiprocessors)
     with contextlib.ExitStack() as stack:
         device = fake_gpu.FIRST if pretend else fake_gpu.HOST  # as tensors inside say
-        stack.enter_context(executing(gpu, session.execute, session.tune, kept_text, device))
+        stack.enter_context(executing(told, session.execute, session.tune, kept_text, device))
         works(TUNING)  # before launches pass by, those of its self-test among them
         stack.enter_context(around_autotuning(tuning))
         _SESSIONS.append(session)
         stack.callback(_SESSIONS.remove, session)
         undefined = UndefinedMemory(lambda: session.faults, pretends=pretend)
         if pretend:
-            stack.enter_context(pretended(gpu, shared=undefined.forget))
-        stack.enter_context(planning(gpu))
+            stack.enter_context(pretended(told, shared=undefined.forget))
+        stack.enter_context(planning(told))
         if follow_undefined:
             session.undefined = stack.enter_context(undefined).of
         stack.callback(session.close)

@@ -1,4 +1,4 @@
-"""Functions of NVIDIA's libdevice by their symbols, computed in float64 and rounded to the type of the result."""
+"""Functions of the device libraries of NVIDIA and AMD by their symbols, in float64 and rounded to the result's type."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ def special(name: str) -> Compute:
 
 
 def symbol(name: str) -> Compute | None:
-    """The function of a symbol such as "__nv_tanhf"; None for a symbol that is not in the table.
+    """The function of a symbol such as "__nv_tanhf" or "__ocml_tanh_f32"; None for one that is not in the table.
 
     The result is in float64, in the integers' own dtype or boolean: the caller knows which type it has.
     """
     plain = name.removeprefix("__nv_")
+    if plain.startswith(("__ocml_", "__triton_hip_")):
+        plain = plain.removeprefix("__ocml_").removeprefix("__triton_hip_").removesuffix("_f32").removesuffix("_f64")
+        plain = _AMD.get(plain, plain)
     for candidate in (plain, plain.removeprefix("fast_").removesuffix("f"), plain.removesuffix("d")):
         if candidate in _FLOATS:
             return _in_float64(_FLOATS[candidate])
@@ -111,6 +114,11 @@ _FLOATS: dict[str, Compute] = {
     "tanh": np.tanh, "tgamma": _vector(_tgamma), "trunc": np.trunc, "y0": special("bessel_y0"),
     "y1": special("bessel_y1"), "yn": lambda n, x: _bessel(n, x, "bessel_y0", "bessel_y1"),
 }  # fmt: skip
+
+
+# What AMD's library calls otherwise.
+_AMD = {"i0": "cyl_bessel_i0", "i1": "cyl_bessel_i1", "iabs": "abs", "isfinite": "finitef", "isinf": "isinff",
+        "isnan": "isnanf", "pown": "powi", "signbit": "signbitf"}  # fmt: skip
 
 
 def _unsigned(x: Array) -> Array:

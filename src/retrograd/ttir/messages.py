@@ -46,7 +46,7 @@ def facts(record: KernelRun) -> str:
     """What was executed, and in which order."""
     launches = sum(kernel.launches for kernel in record.kernels)
     kernels = ", ".join(kernel.name for kernel in record.kernels) or "no kernel"
-    order = f"seed {record.seed}, {record.multiprocessors} multiprocessors"
+    order = f"seed {record.seed}, {record.gpu} of {record.multiprocessors} multiprocessors"
     return f"{record.target}: {launches} launch{'es' * (launches != 1)} of {kernels}; {order}"
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from retrograd import config
 from retrograd.core import run_program
 from retrograd.errors import UndecidedError, UsageError
+from retrograd.runtime.gpu_targets import target_named
 from retrograd.ttir.faults import KernelFault
 from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.launch import cpu_triton
@@ -18,24 +20,27 @@ from retrograd.ttir.session import Session
 _USAGE = "`retrograd run-kernel [options] -- script.py ...`"
 
 
-def run_kernels(program: Sequence[str], seed: int = 0, multiprocessors: int = 132, orders: int = 1) -> KernelRun:
+def run_kernels(
+    program: Sequence[str], seed: int = 0, multiprocessors: int | None = None, orders: int = 1, gpu: str = "sm_90"
+) -> KernelRun:
     """Run a program, as Python does, with its Triton kernels executed on CPU tensors.
 
     Args:
         program: a script, "-m" and a module, or "-c" and code; then its arguments.
-        seed, multiprocessors, orders: as of `retrograd.cpu_triton`.
+        seed, multiprocessors, orders, gpu: as of `retrograd.cpu_triton`.
 
     Raises:
-        UsageError: there is no such program, or TRITON_INTERPRET is set.
+        UsageError: there is no such program or GPU, or TRITON_INTERPRET is set.
         UnsupportedVersionError: this Triton compiles or launches otherwise.
     """
     command = run_program.command_of(program, _USAGE)
     if config.interpreting():
         raise UsageError("TRITON_INTERPRET is set, so that Triton interprets kernels itself; unset it")
     refusals: list[str] = []
-    with cpu_triton(seed, multiprocessors, orders) as session:
+    multiprocessors = multiprocessors or target_named(gpu).num_sms
+    with cpu_triton(seed, multiprocessors, orders, gpu=gpu) as session:
         code = run_program.run(command, _going_on(refusals))
-    return record_of(session, " ".join(program), multiprocessors, code, refusals)
+    return replace(record_of(session, " ".join(program), multiprocessors, code, refusals), gpu=gpu)
 
 
 @contextmanager

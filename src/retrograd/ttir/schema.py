@@ -58,6 +58,7 @@ class KernelRun(Record, Shown):
     undecided: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     code: int = 0
+    gpu: str = "sm_90"
     schema: str = KERNELS_SCHEMA
 
     @property

@@ -88,7 +88,7 @@ def _seed(seed: int) -> None:
 @functools.cache
 def cuda_answers(target: GpuDescription) -> dict[str, Any]:
     """By the names of torch.cuda."""
-    capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 4)
+    capability = divmod(target.arch, 10) if isinstance(target.arch, int) else tuple(map(int, target.arch[3:5]))
     properties = SimpleNamespace(
         name=target.name,
         major=capability[0],

@@ -23,6 +23,7 @@ from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton.fake_cuda_module import Event, Stream, accelerator_answers, cuda_answers
 
+_VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
 Shared = Callable[[torch.Tensor], None]
 HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
 # Descriptors, which torch's stubs call what they give.
@@ -230,8 +231,8 @@ def gpu(
         stack.enter_context(_replaced(torch.nn.Module, dict(to=to)))
         # A method that refuses another stream than torch's before any mode is asked.
         stack.enter_context(_replaced(torch.Tensor, dict(record_stream=lambda tensor, stream: None), new=True))
-        if torch.version.cuda is None and target.backend == "cuda":
-            stack.enter_context(_replaced(torch.version, dict(cuda="12.8")))
+        if getattr(torch.version, target.backend) is None:
+            stack.enter_context(_replaced(torch.version, {target.backend: _VERSIONS[target.backend]}))
         stack.enter_context(_replaced(torch.backends.cuda, dict(is_built=lambda: True)))
         stack.enter_context(_replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.

@@ -1,4 +1,4 @@
-"""The GPUs that code is generated for without having one. No torch, no triton."""
+"""The GPUs that code is made for, or kernels are executed as on, without having one. No torch, no triton."""
 
 from __future__ import annotations
 
