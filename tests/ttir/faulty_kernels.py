@@ -579,6 +579,20 @@ def is_told_of_an_amd_gpu():
     assert torch.version.hip
 
 
+@triton.jit
+def sums_in_steps_kernel(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, N, step=BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, at < N, other=0.0)
+    tl.store(out_ptr, tl.sum(total))
+
+
+@specimen()
+def counts_by_a_keyword():
+    sums_in_steps_kernel[(1,)](torch.ones(64), torch.zeros(1), 64, BLOCK=16)
+
+
 def main() -> None:
     for name, (run, options) in SPECIMENS.items():
         row: dict[str, Any] = {"name": name, "error": ""}

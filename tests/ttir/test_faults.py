@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ HEALTHY = (
     "waits_in_assembly", "hashes_in_32_bits", "goes_far_and_comes_back", "overflows_where_nothing_is_read",
     "counts_long", "goes_round_long_in_each_program", "queues_with_tickets",
     "waits_for_a_time", "waits_for_nothing_but_time", "goes_by_offsets_in_assembly",
-    "waits_in_a_crowd", "compares_devices", "is_told_of_an_amd_gpu",
+    "waits_in_a_crowd", "compares_devices", "is_told_of_an_amd_gpu", "counts_by_a_keyword",
 )  # fmt: skip
 
 # What cannot be executed -> what the refusal names.
@@ -99,3 +100,9 @@ def test_gluon_is_refused_by_its_name(rows):
     assert rows["copies_in_gluon"]["error"].startswith(
         "UnsupportedOperationError: gluon_copy_kernel is written in Gluon"
     )
+
+
+def test_keywords_of_range_that_triton_passes_over_are_told(rows):
+    (name,) = (name for name, row in rows.items() if "Triton passes over" in row["report"])
+    assert name == "counts_by_a_keyword"
+    assert re.search(r"faulty_kernels\.py:\d+: range\(0, N, step=BLOCK\): ", rows[name]["report"])

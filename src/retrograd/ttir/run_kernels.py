@@ -73,7 +73,15 @@ def record_of(
         undecided = ("no Triton kernel was launched",)
     verdict = "finding" if any(not f.mild for f in findings) else "undecided" if undecided else "clean"
     return KernelRun(
-        target, verdict, session.seed, multiprocessors, executed, findings, undecided, session.order_remarks, code
+        target,
+        verdict,
+        session.seed,
+        multiprocessors,
+        executed,
+        findings,
+        undecided,
+        (*session.order_remarks, *session.source_remarks),
+        code,
     )
 
 

@@ -24,6 +24,7 @@ from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, LaunchRecord
 from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.kept_launches import RACES, KeptLaunches
 from retrograd.ttir.memory import Memory
+from retrograd.ttir.source_remarks import source_remarks
 from retrograd.ttir.storage import Storage
 
 _STAYS = 0.8  # how often a program keeps its turn where turns are long
@@ -100,6 +101,7 @@ class Session:
         self.launches: list[LaunchRecord] = []
         self.tf32 = self.exact_factors = False
         self.seed = seed
+        self._functions: dict[int, Any] = {}  # of Triton, that were launched
         self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
         self.kept: KeptLaunches | None = None
         self.trials = True
@@ -143,6 +145,7 @@ class Session:
         if "tf32" not in launched.kept:
             launched.kept["tf32"] = TF32.search(launched.text) is not None
         self.tf32 = self.tf32 or launched.kept["tf32"]
+        self._functions.setdefault(id(launched.jit_function), launched.jit_function)
         if self.exact_factors and launched.kept["tf32"]:
             launched = _with_exact_factors(launched)
         execution = Execution.of(launched, grid, values, self.undefined, self._library)
@@ -331,13 +334,18 @@ class Session:
         order = {(r.kernel, at.text()) for r in self.launches for at in r.order_matters}
         return tuple(f"bits of {name} may depend on the order of programs: it {text}" for name, text in sorted(order))
 
+    @property
+    def source_remarks(self) -> tuple[str, ...]:
+        """What Triton reads otherwise than the kernels' authors wrote."""
+        return source_remarks(self._functions.values())
+
     def report(self) -> str:
         """What was executed and noticed, a line each."""
         kernels = sorted({record.kernel for record in self.launches})
         plural = "es" * (len(self.launches) != 1)
         lines = [f"{len(self.launches)} launch{plural} of {', '.join(kernels) or 'no kernel'}, seed {self.seed}"]
         lines += [fault.text() for fault in sorted(self.faults, key=lambda fault: fault.is_mild)]
-        lines += [*self.undecided, *self.order_remarks]
+        lines += [*self.undecided, *self.order_remarks, *self.source_remarks]
         return "\n".join(lines if len(lines) > 1 else [*lines, "no fault"])
 
     def close(self) -> None:

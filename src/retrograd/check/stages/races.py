@@ -57,6 +57,7 @@ def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutco
                 if unheard and not any(fault.kind == "endless loop" for fault in session.faults):
                     raise
         kernels |= {launch.kernel for launch in session.launches}
+        out.notes += session.source_remarks
         out.undecided += [f"races of {r.kernel}: {r.undecided}" for r in session.launches if r.undecided]
         for fault in session.faults:
             if fault.kind in kernel_faults.RACES:
