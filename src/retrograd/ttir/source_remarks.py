@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,17 @@ def source_remarks(kernels: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(remark for f in functions.values() for remark in _remarks(f)))
 
 
-def _remarks(function: Any) -> Iterator[str]:
+def _remarks(function: Any) -> tuple[str, ...]:
     file, first, text = triton_source.source_of(function)
+    return _of_text(file, first, text) if "range(" in text else ()
+
+
+@cache
+def _of_text(file: str, first: int, text: str) -> tuple[str, ...]:
+    return tuple(_of_loops(file, first, text))
+
+
+def _of_loops(file: str, first: int, text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(textwrap.dedent(text))):
         call = node.iter if isinstance(node, ast.For) else None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range" and call.keywords:
