@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -591,6 +592,65 @@ def sums_in_steps_kernel(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
 @specimen()
 def counts_by_a_keyword():
     sums_in_steps_kernel[(1,)](torch.ones(64), torch.zeros(1), 64, BLOCK=16)
+
+
+@triton.jit
+def row_sums_kernel(x_ptr, out_ptr, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    tl.store(out_ptr + row, tl.sum(tl.load(x_ptr + row * stride + tl.arange(0, BLOCK))))
+
+
+@specimen()
+def goes_on_beyond_a_row():
+    """As launchers mean it that give x[i] for the place where row i begins."""
+    x, out = torch.ones(8, 64), torch.zeros(4)
+    row_sums_kernel[(4,)](x[2], out, 64, BLOCK=64)
+    assert out.tolist() == [64.0] * 4
+
+
+@specimen()
+def goes_on_beyond_all_rows():
+    row_sums_kernel[(4,)](torch.ones(8, 64)[7], torch.zeros(4), 64, BLOCK=64)
+
+
+@dataclass
+class Address:
+    """A place in memory that holds no tensor."""
+
+    place: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.place
+
+
+@specimen()
+def comes_by_an_address():
+    x, out = torch.ones(8, 64), torch.zeros(8)
+    row_sums_kernel[(6,)](Address(x[2].data_ptr(), x.dtype), Address(out[2].data_ptr(), out.dtype), 64, BLOCK=64)
+    assert out.tolist() == [0.0] * 2 + [64.0] * 6
+
+
+@triton.jit
+def any_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    tl.store(out_ptr, tl.max(tl.load(x_ptr + tl.arange(0, BLOCK)), 0))
+
+
+def any_by_a_kernel(x):
+    out = torch.empty((), dtype=torch.bool, device=x.device)
+    any_kernel[(1,)](x.view(torch.int8), out.view(torch.int8), BLOCK=len(x))
+    return out
+
+
+@specimen()
+def overrides_an_operator():
+    """For CUDA: what the executor itself asks of torch must not come to the kernel."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("any", any_by_a_kernel, "CUDA")
+    unwritten = torch.empty(9, device="cuda")
+    assert torch.ones(16, device="cuda", dtype=torch.bool).any().item()
+    library._destroy()
+    del unwritten
 
 
 def main() -> None:

@@ -40,6 +40,13 @@ FAULTS = {
     "asserts": ("assertion", "", None, "program 2 fails"),
     "adds_in_any_order": ("order", "total_ptr", 0, "bits differ between orders"),
     "adds_under_a_lock": ("order", "total_ptr", 0, "bits differ between orders"),
+    "goes_on_beyond_a_row": (
+        "beyond a view",
+        "x_ptr",
+        64,
+        "the view has 64 elements, the tensor that it is of has more",
+    ),
+    "goes_on_beyond_all_rows": ("out of bounds", "x_ptr", 64, "the tensor has 64 elements"),
     "meets_in_two_widths": ("race", "halves_ptr", 1, "nothing orders the two"),
 }
 HEALTHY = (
@@ -47,7 +54,8 @@ HEALTHY = (
     "waits_in_assembly", "hashes_in_32_bits", "goes_far_and_comes_back", "overflows_where_nothing_is_read",
     "counts_long", "goes_round_long_in_each_program", "queues_with_tickets",
     "waits_for_a_time", "waits_for_nothing_but_time", "goes_by_offsets_in_assembly",
-    "waits_in_a_crowd", "compares_devices", "is_told_of_an_amd_gpu", "counts_by_a_keyword",
+    "waits_in_a_crowd", "compares_devices", "is_told_of_an_amd_gpu", "counts_by_a_keyword", "comes_by_an_address",
+    "overrides_an_operator",
 )  # fmt: skip
 
 # What cannot be executed -> what the refusal names.

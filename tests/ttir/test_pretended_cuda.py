@@ -11,6 +11,7 @@ import torch.utils._triton
 
 import retrograd as rg
 from retrograd.compat.registry import works
+from retrograd.compat.torch_autograd import ENGINE
 from retrograd.compat.torch_library import REGISTERED
 from retrograd.errors import UsageError
 from retrograd.runtime.gpu_targets import target_named
@@ -130,6 +131,43 @@ def test_a_kernel_that_a_library_has_registered_for_cuda_runs():
     assert not run.faults
     with rg.cpu_triton(pretend=False):
         assert torch.ops.retrograd_tests.doubled(torch.ones(2)).tolist() == [0.0, 0.0]
+
+
+@torch.library.custom_op("retrograd_tests::ones_like_it", mutates_args=())
+def ones_like_it(x: torch.Tensor) -> torch.Tensor:
+    assert x.is_cuda == bool(torch.cuda.device_count())
+    return torch.ones(x.shape, device=x.device)
+
+
+ones_like_it.register_fake(torch.empty_like)
+ones_like_it.register_autograd(lambda _, grad: torch.full(grad.shape, 3.0, device="cuda"))
+
+
+def test_functions_of_custom_operators_hear_of_the_gpu(run):
+    x = torch.zeros(4, device="cuda", requires_grad=True)
+    ones_like_it(x).sum().backward()
+    assert x.grad.tolist() == [3.0] * 4
+    own = torch.library.custom_op("retrograd_tests::made_inside", lambda x: x.new_ones(3, device="cuda"),
+                                  mutates_args=(), schema="(Tensor x) -> Tensor")  # fmt: skip
+    assert own(x.detach()).sum().item() == 3.0
+
+
+def _linear(hook) -> torch.nn.Linear:
+    linear = torch.nn.Linear(3, 3).cuda()
+    linear.register_full_backward_hook(lambda module, grads, outs: (hook(grads[0]),))
+    return linear
+
+
+def test_hooks_of_a_backward_hear_of_the_gpu(gpu):
+    def ones(grad):
+        return torch.ones(grad.shape, device="cuda")
+
+    x, y = (torch.zeros(2, 3, device="cuda", requires_grad=True) for _ in range(2))
+    x.register_hook(ones)
+    (5 * x).sum().backward()
+    _linear(ones)(y).sum().backward()
+    assert x.grad.tolist() == y.grad.tolist() == [[1.0] * 3] * 2
+    assert works(ENGINE)
 
 
 @pytest.mark.parametrize(

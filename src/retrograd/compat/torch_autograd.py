@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType
 from typing import Any
 
@@ -20,11 +22,31 @@ from retrograd.compat.registry import in_fresh_thread, part, works
 # What autocast lowers, by the nodes of autograd.
 _PRODUCT = re.compile("(Addmm|Mm|Bmm|Baddbmm|Addbmm|Mv|Linear|Convolution|MkldnnConvolution)Backward")
 _MAX_NODES = 50_000
+_RUN = "_engine_run_backward"
 
 
 def backward_id() -> int:
     """A number of the backward pass that runs on this thread; -1 where none runs."""
     return torch._C._current_graph_task_id()
+
+
+@contextmanager
+def around_backwards(context: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Have each backward pass that Python asks for run in a context of its own, hooks and all."""
+    stock = getattr(torch.autograd, _RUN, None)
+    if stock is None:
+        yield
+        return
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return stock(*args, **kwargs)
+
+    setattr(torch.autograd, _RUN, run_backward)
+    try:
+        yield
+    finally:
+        setattr(torch.autograd, _RUN, stock)
 
 
 def in_backward() -> bool:
@@ -172,3 +194,25 @@ def NODES() -> str:
     if ("SinBackward0", number) not in mode.seen:
         return f"in the backward of sin run the nodes {mode.seen[1:]}"
     return ""
+
+
+@part(
+    "torch.autograd.engine",
+    "has hooks of a backward pass hear of a GPU that is pretended",
+    "they hear of none; backwards of Functions do",
+    names=("torch.autograd._engine_run_backward",),
+)
+@in_fresh_thread
+def ENGINE() -> str:
+    runs: list[int] = []
+
+    @contextmanager
+    def counting() -> Iterator[None]:
+        runs.append(1)
+        yield
+
+    x = torch.ones(1, requires_grad=True, device="cpu")
+    with around_backwards(counting):
+        (2 * x).backward()
+        torch.autograd.grad(2 * x, x)
+    return "" if len(runs) == 2 and x.grad is not None else f"{len(runs)} of 2 backward passes were seen"

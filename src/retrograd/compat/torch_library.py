@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from retrograd.compat.registry import in_fresh_thread, part, works
 
 _CUDA = "/CUDA"
+_replacements: WeakSet[Callable[..., Any]] = WeakSet()
 _known: tuple[int, frozenset[str]] = 0, frozenset()  # how many there were when last looked at, and those for CUDA
 
 
@@ -27,6 +30,17 @@ def cuda_kernel(operator: Any) -> Callable[..., Any] | None:
     return lambda *args, **kwargs: operator._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
 
 
+def replace_custom_functions(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put something around the functions of custom operators that there are, once each, and for good."""
+    custom = sys.modules.get("torch._library.custom_ops")
+    for operator in list(getattr(custom, "OPDEFS", {}).values()):
+        functions = getattr(operator, "_backend_fns", {})
+        for device, function in list(functions.items()):
+            if function not in _replacements:
+                functions[device] = around(function)
+                _replacements.add(functions[device])
+
+
 def _theirs(registered: Any) -> list[str]:
     """Those for CUDA, as `namespace/name.overload`, but for torch's own, which have a twin in the namespace _native."""
     names = [name.removesuffix(_CUDA) for name in registered if name.endswith(_CUDA)]
@@ -38,7 +52,7 @@ def _theirs(registered: Any) -> list[str]:
     "torch.library.registered",
     "runs the kernels that libraries register for CUDA, where a GPU is pretended",
     "operators with a kernel for CUDA alone are refused by torch, which says so",
-    names=("torch.library._impls", "OpOverload._op_dk"),
+    names=("torch.library._impls", "OpOverload._op_dk", "torch._library.custom_ops.OPDEFS", "CustomOpDef._backend_fns"),
 )
 @in_fresh_thread
 def REGISTERED() -> str:

@@ -12,11 +12,11 @@ from retrograd.core.wording import count
 
 Kind = Literal[
     "out of bounds", "overflow", "between rows", "misaligned", "uninitialised", "race", "same value", "assertion",
-    "endless loop", "order", "autotune",
+    "endless loop", "order", "autotune", "beyond a view",
 ]  # fmt: skip
 Program = tuple[int, int, int]
 # What is a note about a kernel that is right, and not a mistake in it.
-MILD: frozenset[str] = frozenset({"same value", "order"})
+MILD: frozenset[str] = frozenset({"same value", "order", "beyond a view"})
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class KernelFault:
 
     @property
     def is_mild(self) -> bool:
-        """Whether results are right all the same: two programs write one value, or bits depend on an order."""
+        """Whether results are right all the same: two programs write one value, bits depend on an order."""
         return self.kind in MILD
 
     def text(self) -> str:

@@ -106,6 +106,6 @@ def cpu_triton(
             stack.enter_context(pretended(told, shared=undefined.forget))
         stack.enter_context(planning(told))
         if follow_undefined:
-            session.undefined = stack.enter_context(undefined).of
+            session.undefined, session.alone = stack.enter_context(undefined).of, undefined.paused
         stack.callback(session.close)
         yield session

@@ -93,9 +93,13 @@ class Memory(AccessFaults):
 
     def storages_of(self, access: MemoryAccess) -> list[Storage]:
         """Where an access may lead."""
-        if access.arguments is None:
+        if self._is_wild(access):
             return self._storages
         return [self.pointers[number].storage for number in access.arguments if number in self.pointers]
+
+    def _is_wild(self, access: MemoryAccess) -> bool:
+        """Whether it may lead anywhere: by a pointer from memory, or an argument that is an address and no tensor."""
+        return access.arguments is None or not all(number in self.pointers for number in access.arguments)
 
     def load(
         self, access: MemoryAccess, programs: Array, addresses: Array, mask: Array | None, other: Array | None
@@ -260,9 +264,14 @@ class Memory(AccessFaults):
     ) -> list[tuple[Storage, Array]]:
         size = access.kind.size
         outside = lanes & ((addresses < pointer.start) | (addresses + size > pointer.end))
+        if pointer.whole is not None:
+            inside = (addresses >= pointer.whole[0]) & (addresses + size <= pointer.whole[1])
+            if (beyond := outside & inside).any():
+                self.fault("beyond a view", access, programs, addresses, beyond, pointer)
+            outside &= ~inside
         if outside.any():
             self.fault("out of bounds", access, programs, addresses, outside, pointer)
-        if pointer.covered is not None:
+        if pointer.covered is not None and pointer.whole is None:
             inside = lanes & ~outside
             element = np.where(inside, (addresses - pointer.start) // pointer.size, 0)
             between = inside & ~pointer.covered[element]
@@ -279,7 +288,7 @@ class Memory(AccessFaults):
         size = access.kind.size
         if not lanes.any():
             return []
-        if access.arguments is None:
+        if self._is_wild(access):
             self._learn(addresses[lanes], size)
         parts: list[tuple[Storage, Array]] = []
         missing = lanes

@@ -133,6 +133,7 @@ class AccessFaults:
             detail = {
                 "overflow": "an element that is not meant",
                 "out of bounds": f"the tensor has {holds} element{'s' * (holds != 1)}",
+                "beyond a view": f"the view has {holds} element{'s' * (holds != 1)}, the tensor that it is of has more",
                 "between rows": "memory between the rows of a tensor that is not contiguous",
                 "misaligned": f"an access of {access.kind.size} bytes at an address that is no multiple of that",
             }[kind]

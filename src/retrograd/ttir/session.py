@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +87,7 @@ class Session:
         tf32: whether any of it multiplied matrices of float32 that are rounded to tf32.
         exact_factors: whether such matrices are multiplied as they are, to see what that rounding leaves.
         undefined: which bytes of a tensor's storage nobody has written, None where all are written.
+        alone: makes a context in which operators of torch are the executor's, and nobody's who looks on.
         kept: launches that need not be executed again; None where each is.
         trials: whether what an autotuner times is executed, to see what it leaves behind, or only compiled.
         configurations: of autotuned kernels by name, those that pruning leaves, at most.
@@ -103,6 +104,7 @@ class Session:
         self.seed = seed
         self._functions: dict[int, Any] = {}  # of Triton, that were launched
         self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
+        self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
         self.kept: KeptLaunches | None = None
         self.trials = True
         self._orders, self._limit = orders, limit
@@ -138,7 +140,7 @@ class Session:
             return
         if "products" not in launched.kept:
             launched.kept["products"] = "tt.dot" in launched.text
-        with without_functions(), one_thread() if launched.kept["products"] else nullcontext():
+        with self.alone(), without_functions(), one_thread() if launched.kept["products"] else nullcontext():
             self._execute(launched, grid, values)
 
     def _execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:

@@ -130,6 +130,7 @@ class Pointer:
         size: bytes of an element.
         storage: where it lies.
         covered: which elements between start and end are the tensor's; None if all are.
+        whole: of a view of one row, say, addresses of the tensor that it is of: launchers mean a place in that by x[i].
     """
 
     name: str
@@ -138,13 +139,15 @@ class Pointer:
     size: int
     storage: Storage
     covered: Array | None = None
+    whole: tuple[int, int] | None = None
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor, storage: Storage) -> Pointer:
         size, count = tensor.element_size(), tensor.numel()
         start = tensor.data_ptr() if count else storage.start
+        whole = None if tensor._base is None else _selected_of(tensor, tensor._base)
         if not count or tensor.is_contiguous():
-            return Pointer(name, start, start + count * size, size, storage)
+            return Pointer(name, start, start + count * size, size, storage, None, whole)
         extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         covered = None
         if count < extent:
@@ -152,7 +155,17 @@ class Pointer:
             covered.as_strided(tensor.shape, tensor.stride()).fill_(True)
             covered = covered.numpy()
             covered = None if covered.all() else covered
-        return Pointer(name, start, start + extent * size, size, storage, covered)
+        return Pointer(name, start, start + extent * size, size, storage, covered, whole)
+
+
+def _selected_of(view: torch.Tensor, base: torch.Tensor) -> tuple[int, int] | None:
+    """Addresses of a tensor of which a view has one index of some dimensions; None for any other view."""
+    if view.ndim >= base.ndim or not base.is_contiguous() or view.dtype != base.dtype:
+        return None
+    dims = iter(zip(base.shape, base.stride(), strict=True))
+    if not all(dim in dims for dim in zip(view.shape, view.stride(), strict=True)):
+        return None
+    return base.data_ptr(), base.data_ptr() + base.numel() * base.element_size()
 
 
 @dataclass(eq=False)

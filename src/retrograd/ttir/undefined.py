@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import HigherOrderOperator, schema, tree_leaves
+from retrograd.compat.torch_dispatch import HigherOrderOperator, implements_operators, schema, tree_leaves
 from retrograd.compat.torch_library import cuda_kernel
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
@@ -35,7 +36,7 @@ class UndefinedMemory(TorchDispatchMode):
 
     def __init__(self, faults: Callable[[], FaultList], *, pretends: bool = False) -> None:
         super().__init__()
-        self._faults, self._pretends = faults, pretends
+        self._faults, self._pretends, self._is_paused = faults, pretends, False
         self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
     @classmethod
@@ -46,7 +47,17 @@ class UndefinedMemory(TorchDispatchMode):
     def of(self, tensor: torch.Tensor) -> Array | None:
         """Which bytes of the tensor's storage are undefined, to be changed in place; None if none are."""
         mask = self._mask(tensor)
-        return None if mask is None or not mask.any() else mask.numpy()
+        octets = None if mask is None else mask.numpy()
+        return octets if octets is not None and octets.any() else None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, operators are the executor's own: nothing is followed, and no kernel of a library runs for them."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Take all of the tensor's storage for written, as where NumPy has it too."""
@@ -55,6 +66,8 @@ class UndefinedMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        if self._is_paused or any(implements_operators(kind) for kind in types):
             return func(*args, **kwargs)
         if self._pretends and (kernel := cuda_kernel(func)) is not None:
             with self:  # what it does is followed like anything else

@@ -212,5 +212,6 @@ def accelerator_answers() -> dict[str, Any]:
 
 
 def _by_asker(pretended: Any, without: Any, *args: Any, **kwargs: Any) -> Any:
-    asker = sys._getframe(1).f_globals.get("__name__", "")
-    return (without if asker.partition(".")[0] == "torch" else pretended)(*args, **kwargs)
+    asker = f"{sys._getframe(1).f_globals.get('__name__', '')}."
+    torchs = asker.startswith("torch.") and not asker.startswith("torch.testing.")
+    return (without if torchs else pretended)(*args, **kwargs)

@@ -11,20 +11,24 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from retrograd.compat.torch_autograd import around_backwards
 from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
+from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton.fake_cuda_module import Event, Stream, accelerator_answers, cuda_answers
 
 _VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
 Shared = Callable[[torch.Tensor], None]
+# Of each GPU that is pretended, the innermost last: has functions that a call of torch calls hear of it again.
+_AGAIN: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
 # Descriptors, which torch's stubs call what they give.
 _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -64,6 +68,17 @@ class _OnCpu(TorchFunctionMode):
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
         self.default: torch.device | None = None  # that was chosen for tensors that are told of none
+        self._answering = False  # while it does torch asks it nothing
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Have it asked in what a call of torch calls: hooks, backwards, functions of custom operators."""
+        before, self._answering = self._answering, False
+        try:
+            with self if before else contextlib.nullcontext():
+                yield
+        finally:
+            self._answering = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A wrapper is made at each look, so that only equality holds.
@@ -82,7 +97,11 @@ class _OnCpu(TorchFunctionMode):
             return args[0]
         if func in _SHARING:
             self._shared(args[0])
-        result = self._placed(func, args, kwargs or {})
+        before, self._answering = self._answering, True
+        try:
+            result = self._placed(func, args, kwargs or {})
+        finally:
+            self._answering = before
         if self._repeats and func in _FRESH:
             _settle(result)
         return result
@@ -211,7 +230,7 @@ def gpu(
 
     def apply_backward(self: Any, *grads: Any) -> Any:
         """The backward of a Function: `torch.autograd.grad` is a call that the mode is asked for, and off inside."""
-        with mode:
+        with mode.again():
             return stock_apply(self, *grads)
 
     stock_to = torch.nn.Module.to
@@ -229,6 +248,7 @@ def gpu(
         stack.enter_context(_replaced(torch, pretended))
         stack.enter_context(_replaced(torch.random, dict(fork_rng=fork_rng)))
         stack.enter_context(_replaced(torch.nn.Module, dict(to=to)))
+        stack.enter_context(_replaced(torch.library.Library, dict(impl=_registering(torch.library.Library.impl))))
         # A method that refuses another stream than torch's before any mode is asked.
         stack.enter_context(_replaced(torch.Tensor, dict(record_stream=lambda tensor, stream: None), new=True))
         if getattr(torch.version, target.backend) is None:
@@ -236,9 +256,34 @@ def gpu(
         stack.enter_context(_replaced(torch.backends.cuda, dict(is_built=lambda: True)))
         stack.enter_context(_replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
-        for context in (pretended_shortcuts(), eagerly(), mode):
+        for context in (pretended_shortcuts(), eagerly(), around_backwards(mode.again), mode):
             stack.enter_context(context)
+        replace_custom_functions(_hearing)
+        _AGAIN.append(mode.again)
+        stack.callback(_AGAIN.remove, mode.again)
         yield
+
+
+def _registering(stock: Any) -> Any:
+    """`Library.impl` for functions of Python's that hear of a GPU when an operator calls them."""
+
+    @functools.wraps(stock)
+    def impl(self: Any, name: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        theirs = isinstance(function, FunctionType) and function is not torch.library.fallthrough_kernel
+        return stock(self, name, _hearing(function) if theirs else function, *args, **kwargs)
+
+    return impl
+
+
+def _hearing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which torch calls below every mode, and which hears of a GPU while one is pretended."""
+
+    @functools.wraps(function)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        with _AGAIN[-1]() if _AGAIN else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    return heard
 
 
 @contextlib.contextmanager
