@@ -6,7 +6,6 @@ Accesses outside are noted and not made: a stray write harms nobody, and a wild 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,32 +14,10 @@ from retrograd.ttir.atomics import UPDATES, bitwise_equal, update_in_turns
 from retrograd.ttir.element_types import Array, chosen
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.memory_faults import AccessFaults
-from retrograd.ttir.races import Cells, OrderedRaces, UnorderedRaces, atomic_of
+from retrograd.ttir.races import Cells, EqualBits, OrderedRaces, UnorderedRaces, atomic_of
 from retrograd.ttir.storage import LearnedStorages, MemoryAccess, Pointer, Storage
 
 _KINDS = {"load": "read", "store": "write"}
-
-
-@dataclass
-class _Equal:
-    """Whether a store leaves bits as they are, asked before it is made and only where programs meet."""
-
-    view: Array
-    index: Array
-    bits: Array
-    per: int = 1
-
-    def before(self) -> Array:
-        """Whether memory holds the same already."""
-        return np.repeat(self.view[self.index] == self.bits, self.per)
-
-    def after(self) -> Array:
-        """Whether it will hold them when all lanes have stored, or another lane's."""
-        kept = self.view[self.index]
-        self.view[self.index] = self.bits
-        same = self.view[self.index] == self.bits
-        self.view[self.index] = kept
-        return np.repeat(same, self.per)
 
 
 class Memory(AccessFaults):
@@ -92,14 +69,11 @@ class Memory(AccessFaults):
                     storage.readable |= access.does == "load"
 
     def storages_of(self, access: MemoryAccess) -> list[Storage]:
-        """Where an access may lead."""
-        if self._is_wild(access):
+        """Where an access may lead: anywhere by a pointer from memory, or by an argument that is an address alone."""
+        named = access.arguments or ()
+        if access.arguments is None or not all(number in self.pointers for number in named):
             return self._storages
-        return [self.pointers[number].storage for number in access.arguments if number in self.pointers]
-
-    def _is_wild(self, access: MemoryAccess) -> bool:
-        """Whether it may lead anywhere: by a pointer from memory, or an argument that is an address and no tensor."""
-        return access.arguments is None or not all(number in self.pointers for number in access.arguments)
+        return [self.pointers[number].storage for number in named]
 
     def load(
         self, access: MemoryAccess, programs: Array, addresses: Array, mask: Array | None, other: Array | None
@@ -142,7 +116,7 @@ class Memory(AccessFaults):
                 storage.undefined[cells] = False if unknown is None else np.repeat(unknown, kind.size)
             if storage.cell and self.races is not None:
                 plain, bits = view.view(unsigned), bits.view(unsigned)
-                self._mark(access, storage, index, who, _Equal(plain, index, bits))
+                self._mark(access, storage, index, who, EqualBits(plain, index, bits))
                 self.version += self.races.ordered and bool((plain[index] != bits).any())
                 plain[index] = bits
             else:
@@ -288,7 +262,7 @@ class Memory(AccessFaults):
         size = access.kind.size
         if not lanes.any():
             return []
-        if self._is_wild(access):
+        if self.storages_of(access) is self._storages:
             self._learn(addresses[lanes], size)
         parts: list[tuple[Storage, Array]] = []
         missing = lanes
@@ -340,7 +314,7 @@ class Memory(AccessFaults):
 
     def _mark(
         self, access: MemoryAccess, storage: Storage, index: Array, who: Array,
-        equal: _Equal | None = None, kind: str = "",
+        equal: EqualBits | None = None, kind: str = "",
     ) -> None:  # fmt: skip
         if not len(index) or self.races is None:
             return

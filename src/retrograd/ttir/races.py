@@ -62,6 +62,28 @@ class Cells:
 
 
 @dataclass
+class EqualBits:
+    """Whether a store leaves bits as they are, asked before it is made and only where programs meet."""
+
+    view: Array
+    index: Array
+    bits: Array
+    per: int = 1
+
+    def before(self) -> Array:
+        """Whether memory holds the same already."""
+        return np.repeat(self.view[self.index] == self.bits, self.per)
+
+    def after(self) -> Array:
+        """Whether it will hold them when all lanes have stored, or another lane's."""
+        kept = self.view[self.index]
+        self.view[self.index] = self.bits
+        same = self.view[self.index] == self.bits
+        self.view[self.index] = kept
+        return np.repeat(same, self.per)
+
+
+@dataclass
 class _Marks:
     """Who touched a cell last, and another program that did before."""
 
