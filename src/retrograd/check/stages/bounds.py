@@ -22,6 +22,7 @@ from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages import shapes
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.check.stages._torchs_own import set_apart
 from retrograd.core.wording import count
 
 if TYPE_CHECKING:
@@ -234,6 +235,7 @@ def _judged(trial: _Trial) -> CaseOutcome:
     else:
         findings |= {(f.kind, f.tensor, f.what): f for f in _reads(trial, runs)}
     out.findings += findings.values()
+    set_apart(context, case, out)
     return out
 
 

@@ -10,6 +10,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.check.stages._torchs_own import set_apart
 from retrograd.check.stages.oracle import judged
 
 
@@ -64,6 +65,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         out = CaseOutcome(power_text="exact: any bit that a layout changes")
     else:
         out = judged(context, case, run)
+        set_apart(context, case, out)
     refused = context.spec.layouts
     if isinstance(refused, dict) and (kinds := {v for k, v in case.layouts if k != "grad_out"} & set(refused)):
         out.notes.append(f"{case.text()} is not refused, as `layouts` says: leave {', '.join(kinds)} out of it")
