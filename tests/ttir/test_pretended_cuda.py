@@ -61,6 +61,16 @@ def test_a_gpu_that_is_not_known_is_named(run):
         pass
 
 
+def test_autocast_lowers_what_it_lowers_on_a_gpu(gpu):
+    x, w = torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        assert (x @ w).dtype == torch.float16
+        with torch.autocast("cuda", enabled=False):
+            assert (x @ w).dtype == torch.float32
+        assert torch.nn.functional.linear(x, w).dtype == torch.float16
+    assert (x @ w).dtype == torch.float32
+
+
 def test_classes_of_tensors_on_the_gpu(gpu):
     assert torch.ones(2).type("torch.cuda.HalfTensor").dtype == torch.float16
     assert torch.ones(2).type(torch.cuda.DoubleTensor).dtype == torch.float64

@@ -25,6 +25,7 @@ from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton.fake_cuda_module import Event, Stream, accelerator_answers, cuda_answers
 
+_AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 _VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
 Shared = Callable[[torch.Tensor], None]
 # Of each GPU that is pretended, the innermost last: has functions that a call of torch calls hear of it again.
@@ -241,7 +242,8 @@ def gpu(
         return stock_to(self, *map(_plain, args[:1]), *args[1:], **kwargs)
 
     pretended = dict(Generator=Generator, get_device_module=get_device_module, get_default_device=get_default_device,
-                     set_default_device=set_default_device, compile=compile, Stream=Stream, Event=Event)  # fmt: skip
+                     set_default_device=set_default_device, compile=compile, Stream=Stream, Event=Event,
+                     **{name: _on_both(getattr(torch, name)) for name in _AUTOCAST})  # fmt: skip
     with stack:
         stack.enter_context(_replaced(torch.cuda, cuda_answers(target)))
         stack.enter_context(_replaced(torch.accelerator, accelerator_answers()))
@@ -262,6 +264,18 @@ def gpu(
         _AGAIN.append(mode.again)
         stack.callback(_AGAIN.remove, mode.again)
         yield
+
+
+def _on_both(stock: Any) -> Any:
+    """What sets autocast for CUDA, which sets it for the CPU too: there the tensors are."""
+
+    @functools.wraps(stock)
+    def both(*args: Any) -> None:
+        stock(*args)
+        if args[0] == "cuda":
+            stock("cpu", *args[1:])
+
+    return both
 
 
 def _registering(stock: Any) -> Any:
