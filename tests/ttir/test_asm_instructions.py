@@ -78,7 +78,7 @@ def test_nothing_compares_with_nan_unless_it_is_asked_to(order):
 
 @pytest.mark.parametrize(
     "name",
-    ["add.sat.f32", "add.cc.u32", "add.rz.f32", "fma.rn.relu.f16x2", "cvt.rz.f32.f64", "cvt.rn.satfinite.e4m3x2.f32",
+    ["add.sat.f32", "add.cc.u32", "add.rz.f32", "fma.rn.relu.f16x2", "cvt.rz.f32.f64", "cvt.rn.satfinite.relu.e4m3x2.f32",
      "setp.lt.and.f32", "min.xorsign.abs.f32", "prmt.b32.f4e", "vote.sync.ballot.b32", "cvta.to.global.u64"],
 )  # fmt: skip
 def test_modifiers_that_would_be_passed_over_are_refused(name):

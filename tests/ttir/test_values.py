@@ -178,6 +178,21 @@ def test_directed_rounding():
         ("cvt.rz.tf32.f32 $0, $1;", "=r,f", 1, [np.array([1 + 2**-11, -1 - 3 * 2**-11], np.float32)], ["f32"], "f32",
          [1.0, -1 - 2**-10]),
         ("griddepcontrol.wait; // $0", "=r", 1, [], [], "i32", [0]),
+        ("cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f", 1,
+         [np.array([1.0, -500.0, np.nan], np.float32), np.array([0.5, 2.0**-10, 448.0], np.float32)], ["f32"] * 2, "i16",
+         [0x3038, 0x00FE, 0x7E7F]),
+        ("cvt.rn.satfinite.e5m2x2.f16x2 $0, $1;", "=h,r", 2, [np.array([[1.0, -2.0]], np.float16)], ["f16"], "i8",
+         [[0x3C, 0xC0 - 256]]),
+        ("cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h", 2, [np.array([[0x38, 0xB0 - 256]], np.int8)], ["i8"], "f16",
+         [[1.0, -0.5]]),
+        ("{ .reg .b8 a; cvt.rn.satfinite.e2m1x2.f32 a, $2, $1; mov.b32 $0, {a, a, a, a}; }", "=r,f,f", 1,
+         [np.array([0.75, 6.0, -9.0, 2.5, np.nan], np.float32), np.array([1.0, -0.2, 0.26, 5.0, -0.0], np.float32)],
+         ["f32"] * 2, "i8", [0x22, 0x87 - 256, 0x1F, 0x64, 0x87 - 256]),
+        ("cvt.rp.ue8m0x2.f32 $0, 0.0, $1;", "=h,f", 1,
+         [np.array([1.0, 1.5, 0.0, 2.0**-127, 2.0**-127 * 1.5, np.nan], np.float32)], ["f32"], "i16",
+         [127, 128, 0, 0, 1, 255]),
+        ("cvt.rz.satfinite.ue8m0x2.f32 $0, $1, 1.0;", "=h,f", 1, [np.array([3.0, np.inf], np.float32)], ["f32"], "i16",
+         [0x7F + (128 << 8) - 65536, 0x7F + (254 << 8) - 65536]),
     ],
 )  # fmt: skip
 def test_inline_assembly(text, constraints, packed, operands, types, target, expected):
@@ -188,7 +203,8 @@ def test_inline_assembly(text, constraints, packed, operands, types, target, exp
 
 def test_assembly_that_is_not_known_is_named():
     assert inline_asm("ld.global.b32 $0, [$1];", "=r,l", 1) == "its instruction 'ld.global.b32 $0, [$1]'"
-    assert "cvt.rn.satfinite.e4m3x2.f32" in inline_asm("cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;", "=h,f,f", 1)
+    assert "cvt.rs.satfinite.e2m1x4.f32" in inline_asm("cvt.rs.satfinite.e2m1x4.f32 $0, {$1, $2, $3, $4}, $5;", "=h", 1)
+    assert "cvt.rn.satfinite.relu.e4m3x2.f32" in inline_asm("cvt.rn.satfinite.relu.e4m3x2.f32 $0, $1, $2;", "=h,f,f", 1)
     assert "cvt.rna.satfinite.tf32.f32" in inline_asm("cvt.rna.satfinite.tf32.f32 $0, $1;", "=r,f", 1)
 
 

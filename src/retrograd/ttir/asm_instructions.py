@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.ttir.asm_small_floats import converts_pair, from_pair, to_pair
 from retrograd.ttir.element_types import Array, round_bf16
 from retrograd.ttir.libdevice import _byte_perm, _high, _leading_zeros, _reverse_bits
 
@@ -43,6 +44,8 @@ def is_known(words: list[str]) -> bool:
         modifiers, kinds = words[1:-2], words[-2:]
         if kinds == ["tf32", "f32"]:
             return modifiers in (["rna"], ["rn"], ["rz"])
+        if converts_pair(modifiers, *kinds):
+            return True
         narrows = kinds[0] != kinds[1] and kinds[0][0] in "fb" and kinds[1][0] in "fb"
         allowed = {"rn", "ftz", "sat", *(() if narrows else _TO_WHOLE)}
     elif name == "setp":
@@ -128,6 +131,14 @@ def _bits16(values: Array, kind: str) -> Array:
 
 def _convert(words: list[str], target: str, sources: list[str], registers: dict[str, Array]) -> None:
     to, source = words[-2], words[-1]
+    if converts_pair(words[1:-2], to, source):
+        if to == "f16x2":
+            halves = from_pair(source, register_bits(sources[0], "b16", registers))
+            high, low = (_bits16(value, "f16").astype(np.uint32) for value in halves)
+            registers[target] = low | (high << np.uint32(16))
+        else:
+            registers[target] = to_pair(to, words[1:-2], *_two(sources, source, registers))
+        return
     if to in ("f16x2", "bf16x2"):
         high, low = (_bits16(_read(word, source, registers), to[:-2]).astype(np.uint32) for word in sources)
         registers[target] = low | (high << np.uint32(16))
@@ -143,6 +154,14 @@ def _convert(words: list[str], target: str, sources: list[str], registers: dict[
     elif to == source and value.dtype.kind == "f":
         value = next((_TO_WHOLE[word] for word in words if word in _TO_WHOLE), lambda v: v)(value)
     registers[target] = _unread(value if "sat" not in words else np.clip(value, 0, 1), to)
+
+
+def _two(sources: list[str], kind: str, registers: dict[str, Array]) -> list[Array]:
+    """Two floats, of two registers or of the halves of one, the upper one first."""
+    if kind != "f16x2":
+        return [_read(word, kind, registers) for word in sources]
+    word = register_bits(sources[0], "b32", registers)
+    return [_float16(word >> np.uint32(shift), "f16") for shift in (16, 0)]
 
 
 def _tf32(bits: Array, rounding: str) -> Array:

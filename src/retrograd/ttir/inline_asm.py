@@ -13,6 +13,7 @@ from retrograd.ttir.element_types import Array, ElementType, from_bits, to_bits
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _INSTRUCTION = re.compile(r"(?:@(!?)(\S+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
+_VECTOR = re.compile(r"(?<=[\w,\s])(?<![;{}]\s)\{([^;{}]+)\}(?=\s*[,;])")
 _DECLARED = re.compile(r"\.reg\s+\.\w+\s+([^;]+);")
 _FENCE = re.compile(r"\b(?:fence\.(?!proxy)(?:\w+\.)*(?:gpu|sys)|membar\.(?:gl|sys))\b")
 _BITS = {"h": 16, "r": 32, "f": 32, "l": 64, "d": 64, "b": 8, "c": 8}
@@ -30,7 +31,9 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
         The function, or why there is none, in words.
     """
     plain = plain_text(text)
-    body = re.sub(r"(^|[;{\s])\{(?![^;{}]*\}\s*[,;])|\}(?=\s*(?:$|;|\}|[a-z@.{]))", r"\1 ", plain)
+    # Braces of scopes go, those of operands stay: these stand behind a comma, or an instruction's name.
+    marked = _VECTOR.sub("\a\\1\v", plain).replace("{", " ").replace("}", " ")
+    body = marked.replace("\a", "{").replace("\v", "}")
     declared = {word.split("<")[0] for names in _DECLARED.findall(plain) for word in re.split(r"[,\s]+", names)}
     program: list[tuple[str, str, str, list[str]]] = []
     for statement in body.split(";"):

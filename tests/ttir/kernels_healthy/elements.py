@@ -118,3 +118,26 @@ def floats_to_eight_bits(device):
     to_eight_bits_kernel[(1,)](x.to(device), signed, unsigned, BLOCK=8)
     wrapped = torch.tensor([-128, 127, 127, -56, -1, 44, -1, 0], dtype=torch.int8)
     return [Check(signed, wrapped), Check(unsigned, torch.tensor([128, 127, 0, 200, 255, 44, 255, 0]).byte())]
+
+
+@triton.jit
+def eight_bit_pairs_kernel(x_ptr, pair_ptr, back_ptr, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    low, high = tl.load(x_ptr + 2 * cols), tl.load(x_ptr + 2 * cols + 1)
+    pair = tl.inline_asm_elementwise(
+        "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f", [low, high], dtype=tl.int16, is_pure=True, pack=1
+    )
+    tl.store(pair_ptr + cols, pair)
+    both = tl.inline_asm_elementwise(
+        "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h", [pair], dtype=tl.int32, is_pure=True, pack=1
+    )
+    tl.store(back_ptr + cols, both)
+
+
+@healthy("pairs of floats of 8 bits in inline assembly, and back")
+def pairs_of_eight_bits(device):
+    x = torch.cat([torch.linspace(-440, 440, 120), torch.tensor([0.0, -0.0, 2.0**-10, -(2.0**-9), 500, -1e6, 0.3, 17])])
+    pair, back = (torch.zeros(64, dtype=dtype, device=device) for dtype in (torch.int16, torch.int32))
+    eight_bit_pairs_kernel[(1,)](x.to(device), pair, back, BLOCK=64)
+    small = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    return [Check(pair, small.view(torch.int16)), Check(back, small.half().view(torch.int32))]
