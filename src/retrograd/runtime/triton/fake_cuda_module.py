@@ -30,7 +30,7 @@ class _Device(contextlib.nullcontext):
         super().__init__(device)
 
 
-class Event:
+class _Event:
     """torch.cuda.Event, each record of which is a second after the one before.
 
     Nobody knows here what is fastest on a GPU, and by the clock of the CPU a library that times its own kernels chose
@@ -45,7 +45,7 @@ class Event:
     def record(self, stream: Any = None) -> None:
         self._at = next(self._records)
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: _Event) -> float:
         return 1e3 * (end._at - self._at)
 
     def synchronize(self) -> None: ...
@@ -56,7 +56,7 @@ class Event:
         return True
 
 
-class Stream(contextlib.nullcontext):
+class _Stream(contextlib.nullcontext):
     """torch.cuda.Stream, and the context torch.cuda.stream: there is one order of work alone."""
 
     cuda_stream = stream_id = device_index = priority = 0
@@ -70,7 +70,7 @@ class Stream(contextlib.nullcontext):
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or Event()
+        event = event or _Event()
         event.record(self)
         return event
 
@@ -125,9 +125,9 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         "get_device_name": lambda device=None: target.name,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
-        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: Stream()),
-        **dict.fromkeys(("Stream", "stream", "ExternalStream"), Stream),
-        "Event": Event,
+        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
+        **dict.fromkeys(("Stream", "stream", "ExternalStream"), _Stream),
+        "Event": _Event,
         **dict.fromkeys(("device", "device_of"), _Device),
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *_, **__: True,
@@ -175,14 +175,12 @@ def _numbers() -> dict[str, Any]:
         "current_blas_handle": lambda: 0,
         "default_generators": (torch.default_generator,),
         "get_allocator_backend": lambda: "native",
-        "get_stream_from_external": lambda pointer, device=None: Stream(),
+        "get_stream_from_external": lambda pointer, device=None: _Stream(),
         "get_sync_debug_mode": lambda: 0,
         "memory_snapshot": list,
         **dict.fromkeys(("memory_summary", "list_gpu_processes"), lambda *_, **__: ""),
         **dict.fromkeys(idle, lambda device=None: 0),
         **dict.fromkeys(ignored, lambda *_, **__: None),
-        "use_mem_pool": lambda pool, device=None: contextlib.nullcontext(),
-        "MemPool": SimpleNamespace,
     }
 
 
@@ -197,7 +195,7 @@ def accelerator_answers() -> dict[str, Any]:
         "current_accelerator": lambda check_available=False: _DEVICE,
         **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
         **dict.fromkeys(("set_device_index", "set_device_idx", "set_stream"), lambda _: None),
-        "current_stream": lambda device=None: Stream(),
+        "current_stream": lambda device=None: _Stream(),
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         **dict.fromkeys(_AMOUNTS, lambda device=None: 0),

@@ -23,7 +23,7 @@ from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
-from retrograd.runtime.triton.fake_cuda_module import Event, Stream, accelerator_answers, cuda_answers
+from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, cuda_answers
 
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 _VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
@@ -242,7 +242,7 @@ def gpu(
         return stock_to(self, *map(_plain, args[:1]), *args[1:], **kwargs)
 
     pretended = dict(Generator=Generator, get_device_module=get_device_module, get_default_device=get_default_device,
-                     set_default_device=set_default_device, compile=compile, Stream=Stream, Event=Event,
+                     set_default_device=set_default_device, compile=compile,
                      **{name: _on_both(getattr(torch, name)) for name in _AUTOCAST})  # fmt: skip
     with stack:
         stack.enter_context(_replaced(torch.cuda, cuda_answers(target)))
