@@ -42,10 +42,18 @@ def replace_custom_functions(around: Callable[[Callable[..., Any]], Callable[...
 
 
 def _theirs(registered: Any) -> list[str]:
-    """Those for CUDA, as `namespace/name.overload`, but for torch's own, which have a twin in the namespace _native."""
+    """Those for CUDA, as `namespace/name.overload`, but for torch's own, which begin a name in the namespace _native.
+
+    Of torch 2.15 so do aten/bmm and _native/bmm_triton_0, aten/linalg_polar.out and _native/linalg_polar_out_native_3.
+    """
     names = [name.removesuffix(_CUDA) for name in registered if name.endswith(_CUDA)]
-    own = {name.split("/")[1].rpartition("_native")[0] for name in names if name.startswith("_native/")}
-    return [name for name in names if not name.startswith("_native/") and name.partition("/")[2] not in own]
+    own = tuple(name.partition("/")[2] for name in names if name.startswith("_native/"))
+    return [name for name in names if not (name.startswith("_native/") or _is_torchs(name, own))]
+
+
+def _is_torchs(name: str, own: tuple[str, ...]) -> bool:
+    namespace, _, operator = name.partition("/")
+    return namespace == "aten" and any(n.startswith(f"{operator.replace('.', '_')}_") for n in own)
 
 
 @part(
