@@ -87,6 +87,8 @@ def test_a_healthy_program_is_not_accused(rows, name):
 def test_the_same_value_written_twice_is_no_race(rows):
     for name in ("dropout_mask_stored_twice", "table_that_all_store"):
         assert {kind for seed, _ in RUNS for kind, *_ in rows[seed, "racy", name]["faults"]} == {"same value"}
+    for name in ("table_of_two_for_a_third", "counter_that_all_clear_and_count_in"):
+        assert all("race" in {kind for kind, *_ in rows[seed, "racy", name]["faults"]} for seed, _ in RUNS)
 
 
 def test_the_kinds_of_races_are_told_apart(rows):

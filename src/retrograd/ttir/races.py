@@ -145,7 +145,9 @@ class UnorderedRaces:
             for seen in (marks.last, marks.other) if marks is not None else ():
                 if seen is not None:
                     equal = at.equal.before if against == kind == "write" and at.equal else None
-                    self._compare(seen, codes, at, equal, shadow.covered if against == "write" else _NO_CELLS)
+                    self._compare(
+                        seen, codes, at, equal, shadow.covered if (kind, against) == ("read", "write") else _NO_CELLS
+                    )
         marks = shadow.of(kind, codes.dtype)
         before = marks.last[at.cells]
         marks.last[at.cells] = codes
@@ -191,7 +193,7 @@ class UnorderedRaces:
         if int(earlier.max(initial=_EMPTY)) == _EMPTY:
             return
         conflict = (earlier != _EMPTY) & ((earlier >> self._shift) != (codes >> self._shift))
-        if equal is None and len(own):  # who reads what it wrote itself, as did others
+        if len(own):  # who reads what it wrote itself, as did others
             conflict &= ~np.isin(_keys(at.cells, codes >> self._shift), own)
         if conflict.any():
             self._tell(earlier, codes, conflict, at, equal)

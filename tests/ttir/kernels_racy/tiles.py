@@ -331,3 +331,15 @@ def table_that_all_store(device):
     counts = integers(16, low=0, high=9, dtype=torch.int32).to(device)
     table = torch.zeros(16, dtype=torch.int32, device=device)
     table_of_all_kernel[(16,)](counts, table, torch.zeros_like(table), BLOCK=16)
+
+
+@triton.jit
+def clear_and_count_kernel(count_ptr):
+    tl.store(count_ptr, 0)
+    tl.debug_barrier()
+    tl.atomic_add(count_ptr, 1)
+
+
+@racy("count_ptr", "atomic/write,same value", "each program clears the counter that others count in already")
+def counter_that_all_clear_and_count_in(device):
+    clear_and_count_kernel[(16,)](torch.ones(1, dtype=torch.int32, device=device))
