@@ -43,9 +43,10 @@ def pretended_shortcuts() -> Iterator[None]:
 
 def _forget_triton() -> None:
     """Torch asks once a process whether there is a GPU for Triton: what it has been told is kept no longer."""
-    for name, function in vars(sys.modules.get("torch.utils._triton", torch)).items():
-        if name in ("has_triton", "has_triton_tma", "has_triton_tma_device", "has_triton_stable_tma_api"):
-            getattr(function, "cache_clear", int)()
+    module = sys.modules.get("torch.utils._triton")
+    for name in ("has_triton", "has_triton_tma", "has_triton_tma_device", "has_triton_stable_tma_api"):
+        if (clear := getattr(getattr(module, name, None), "cache_clear", None)) is not None:
+            clear()
 
 
 def keep_busy(cycles: int) -> None:

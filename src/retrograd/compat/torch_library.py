@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
@@ -16,18 +17,19 @@ from retrograd.compat.registry import in_fresh_thread, part, works
 
 _CUDA = "/CUDA"
 _replacements: WeakSet[Callable[..., Any]] = WeakSet()
-_known: tuple[int, frozenset[str]] = 0, frozenset()  # how many there were when last looked at, and those for CUDA
 
 
 def cuda_kernel(operator: Any) -> Callable[..., Any] | None:
     """The kernel of an overload that somebody has registered for CUDA in Python; None if nobody has."""
-    global _known
-    registered = getattr(torch.library, "_impls", ())
-    if len(registered) != _known[0]:
-        _known = len(registered), frozenset(_theirs(registered))
-    if not _known[1] or operator.name().replace("::", "/") not in _known[1] or not works(REGISTERED):
+    registered, key = getattr(torch.library, "_impls", ()), _key(operator)
+    if key not in registered or _is_torchs(key, registered) or not works(REGISTERED):
         return None
     return lambda *args, **kwargs: operator._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+
+
+@cache  # it is asked for at each operator
+def _key(operator: Any) -> str:
+    return operator.name().replace("::", "/") + _CUDA
 
 
 def replace_custom_functions(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -41,19 +43,14 @@ def replace_custom_functions(around: Callable[[Callable[..., Any]], Callable[...
                 _replacements.add(functions[device])
 
 
-def _theirs(registered: Any) -> list[str]:
-    """Those for CUDA, as `namespace/name.overload`, but for torch's own, which begin a name in the namespace _native.
+def _is_torchs(key: str, registered: Iterable[str]) -> bool:
+    """Whether a kernel for CUDA is torch's own: so are those of namespace _native, and of aten what they begin with.
 
-    Of torch 2.15 so do aten/bmm and _native/bmm_triton_0, aten/linalg_polar.out and _native/linalg_polar_out_native_3.
+    Of torch 2.15 aten/bmm has _native/bmm_triton_0, aten/linalg_polar.out has _native/linalg_polar_out_native_3.
     """
-    names = [name.removesuffix(_CUDA) for name in registered if name.endswith(_CUDA)]
-    own = tuple(name.partition("/")[2] for name in names if name.startswith("_native/"))
-    return [name for name in names if not (name.startswith("_native/") or _is_torchs(name, own))]
-
-
-def _is_torchs(name: str, own: tuple[str, ...]) -> bool:
-    namespace, _, operator = name.partition("/")
-    return namespace == "aten" and any(n.startswith(f"{operator.replace('.', '_')}_") for n in own)
+    namespace, _, operator = key.removesuffix(_CUDA).partition("/")
+    own = f"_native/{operator.replace('.', '_')}_"
+    return namespace == "_native" or (namespace == "aten" and any(name.startswith(own) for name in registered))
 
 
 @part(
@@ -69,7 +66,7 @@ def REGISTERED() -> str:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: 2 * x, "CUDA")
         twice = torch.ops.retrograd_registered.twice.default
-        listed = "retrograd_registered/twice" in _theirs(torch.library._impls)
+        listed = _key(twice) in torch.library._impls
         result = twice._op_dk(torch._C.DispatchKey.CUDA, torch.ones(1, device="cpu"))
     finally:
         library._destroy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,15 +29,23 @@ class _Capture(UnwrappedMode):
         self.calls: list[Callable[[], Any]] = []
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # octets of storages, and what they held
         self._made: set[int] = set()
-        self._launching = False
+        self._is_passing = False  # while what runs is no operator of the program's
+
+    @contextlib.contextmanager
+    def _passing(self) -> Iterator[None]:
+        before, self._is_passing = self._is_passing, True
+        try:
+            yield
+        finally:
+            self._is_passing = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._launching or isinstance(func, HigherOrderOperator):
+        if self._is_passing or isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
-        if schema(func).name == "aten::_local_scalar_dense":
-            raise RuntimeError("operation not permitted when stream is capturing: a value is read by the CPU")
         declared = schema(func)
+        if declared.name == "aten::_local_scalar_dense":
+            raise RuntimeError("operation not permitted when stream is capturing: a value is read by the CPU")
         if declared.is_mutable:
             self._keep((args, kwargs))
         result = func(*args, **kwargs)
@@ -55,20 +63,16 @@ class _Capture(UnwrappedMode):
         """Keep a launch, which may write to any of its tensors."""
         self._keep((launch.args, launch.kwargs))
         self.calls.append(proceed)
-        self._launching = True
-        try:
+        with self._passing():
             return proceed()
-        finally:
-            self._launching = False
 
     def _keep(self, values: Any) -> None:
         for tensor in _tensors(values):
             start = tensor.untyped_storage().data_ptr()
             if start not in self._before and start not in self._made:
-                self._launching = True
-                octets = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
-                self._before[start] = octets, octets.clone()
-                self._launching = False
+                with self._passing():
+                    octets = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
+                    self._before[start] = octets, octets.clone()
 
     def put_back(self) -> None:
         """Have what was there before hold what it held."""

@@ -184,11 +184,8 @@ def gpu(
     """
     stock_generator, stock_module, stock_fork = torch.Generator, torch.get_device_module, torch.random.fork_rng
     stock_default, stock_set, stock_compile = torch.get_default_device, torch.set_default_device, torch.compile
-    mode, function, stack = (
-        _OnCpu(knowing, devices, repeats, shared),
-        torch.autograd.function.BackwardCFunction,
-        ExitStack(),
-    )
+    mode, stack = _OnCpu(knowing, devices, repeats, shared), ExitStack()
+    function = torch.autograd.function.BackwardCFunction
     stock_apply: Any = function.apply
     may_compile = "torch._dynamo" not in sys.modules
 
