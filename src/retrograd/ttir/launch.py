@@ -17,6 +17,7 @@ from retrograd.compat.triton_ttir import executing
 from retrograd.errors import InterpreterError, MissingExtraError
 from retrograd.runtime.gpu_targets import target_named
 from retrograd.runtime.triton import fake_gpu
+from retrograd.runtime.triton.fake_threads import hearing_threads
 from retrograd.runtime.triton.planned_gpu import planning
 from retrograd.ttir.kept_texts import kept_text
 from retrograd.ttir.session import Session
@@ -101,11 +102,12 @@ def cpu_triton(
         stack.enter_context(around_autotuning(tuning))
         _SESSIONS.append(session)
         stack.callback(_SESSIONS.remove, session)
-        undefined = UndefinedMemory(lambda: session.faults, pretends=pretend)
+        undefined = UndefinedMemory(lambda: session.faults, pretends=pretend, lock=session.lock)
         if pretend:
             stack.enter_context(pretended(told, shared=undefined.forget))
         stack.enter_context(planning(told))
         if follow_undefined:
+            stack.enter_context(hearing_threads(lambda: undefined))
             session.undefined, session.alone = stack.enter_context(undefined).of, undefined.paused
         stack.callback(session.close)
         yield session

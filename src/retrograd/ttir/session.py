@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,7 @@ class Session:
         kept: launches that need not be executed again; None where each is.
         trials: whether what an autotuner times is executed, to see what it leaves behind, or only compiled.
         configurations: of autotuned kernels by name, those that pruning leaves, at most.
+        lock: held by the thread whose launch is executed.
         chosen: of these kernels, the configuration that the latest launch ran with.
     """
 
@@ -101,7 +103,7 @@ class Session:
         self.faults = FaultList()
         self.launches: list[LaunchRecord] = []
         self.tf32 = self.exact_factors = False
-        self.seed = seed
+        self.seed, self.lock = seed, threading.RLock()
         self._functions: dict[int, Any] = {}  # of Triton, that were launched
         self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
         self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -140,7 +142,8 @@ class Session:
             return
         if "products" not in launched.kept:
             launched.kept["products"] = "tt.dot" in launched.text
-        with self.alone(), without_functions(), one_thread() if launched.kept["products"] else nullcontext():
+        calm = one_thread() if launched.kept["products"] else nullcontext()
+        with self.lock, self.alone(), without_functions(), calm:
             self._execute(launched, grid, values)
 
     def _execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
@@ -263,8 +266,9 @@ class Session:
         """A launch of an autotuned kernel begins."""
         if not works(triton_autotuning.TUNING):
             return proceed()
-        self._tuned, self._tuning = False, triton_autotuning.kernel_name(launch.function)
-        return self._choices.launch(launch.function, proceed)
+        with self.lock:
+            self._tuned, self._tuning = False, triton_autotuning.kernel_name(launch.function)
+            return self._choices.launch(launch.function, proceed)
 
     def _start(self, name: str, configs: list[Any]) -> int:
         return self._configuration % len(configs) if self._tuned_kernel in ("", name) else 0

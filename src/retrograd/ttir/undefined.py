@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,14 @@ from retrograd.ttir.element_types import Array
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_LOCK = threading.RLock()
 _RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
+
+
+class _Here(threading.local):
+    """What holds for one thread: whether operators there are the executor's own."""
+
+    paused = False
 
 
 class UndefinedMemory(TorchDispatchMode):
@@ -30,13 +38,17 @@ class UndefinedMemory(TorchDispatchMode):
     Args:
         faults: where it goes that a value which is undefined leaves torch.
         pretends: whether operators run the kernels that libraries have registered for CUDA.
+        lock: held while memory has a filling that is not the program's, of whose threads others run meanwhile.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, faults: Callable[[], FaultList], *, pretends: bool = False) -> None:
+    def __init__(
+        self, faults: Callable[[], FaultList], *, pretends: bool = False, lock: AbstractContextManager[Any] = _LOCK
+    ) -> None:
         super().__init__()
-        self._faults, self._pretends, self._is_paused = faults, pretends, False
+        self._faults, self._pretends, self._here = faults, pretends, _Here()
+        self._lock = lock
         self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
     @classmethod
@@ -53,11 +65,11 @@ class UndefinedMemory(TorchDispatchMode):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, operators are the executor's own: nothing is followed, and no kernel of a library runs for them."""
-        before, self._is_paused = self._is_paused, True
+        before, self._here.paused = self._here.paused, True
         try:
             yield
         finally:
-            self._is_paused = before
+            self._here.paused = before
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Take all of the tensor's storage for written, as where NumPy has it too."""
@@ -67,7 +79,7 @@ class UndefinedMemory(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
-        if self._is_paused or any(implements_operators(kind) for kind in types):
+        if self._here.paused or any(implements_operators(kind) for kind in types):
             return func(*args, **kwargs)
         if self._pretends and (kernel := cuda_kernel(func)) is not None:
             with self:  # what it does is followed like anything else
@@ -81,7 +93,8 @@ class UndefinedMemory(TorchDispatchMode):
             tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             touched = [t for t in tensors.values() if self._marks(t) is not None]
             if touched:
-                return self._twice(func, name, args, kwargs, touched)
+                with self._lock:
+                    return self._twice(func, name, args, kwargs, touched)
         result = func(*args, **kwargs)
         if not any(r.alias_info is not None for r in returns):
             for tensor in tree_leaves(result):

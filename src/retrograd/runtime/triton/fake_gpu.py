@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import FrameType, FunctionType, ModuleType
@@ -24,6 +25,7 @@ from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, cuda_answers
+from retrograd.runtime.triton.fake_threads import hearing_threads
 
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 _VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
@@ -53,6 +55,12 @@ _MAKERS = frozenset(
 _WIDENED = {torch.mm: 2, torch.bmm: 2, torch.addmm: 3, torch.baddbmm: 3}
 
 
+class _Here(threading.local):
+    """What holds for one thread: while the mode answers there, torch asks it nothing."""
+
+    answering = False
+
+
 class _OnCpu(TorchFunctionMode):
     """Calls of torch as if tensors on a GPU were there.
 
@@ -69,17 +77,17 @@ class _OnCpu(TorchFunctionMode):
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
         self.default: torch.device | None = None  # that was chosen for tensors that are told of none
-        self._answering = False  # while it does torch asks it nothing
+        self._here = _Here()
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Have it asked in what a call of torch calls: hooks, backwards, functions of custom operators."""
-        before, self._answering = self._answering, False
+        before, self._here.answering = self._here.answering, False
         try:
             with self if before else contextlib.nullcontext():
                 yield
         finally:
-            self._answering = before
+            self._here.answering = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A wrapper is made at each look, so that only equality holds.
@@ -98,11 +106,11 @@ class _OnCpu(TorchFunctionMode):
             return args[0]
         if func in _SHARING:
             self._shared(args[0])
-        before, self._answering = self._answering, True
+        before, self._here.answering = self._here.answering, True
         try:
             result = self._placed(func, args, kwargs or {})
         finally:
-            self._answering = before
+            self._here.answering = before
         if self._repeats and func in _FRESH:
             _settle(result)
         return result
@@ -255,7 +263,8 @@ def gpu(
         stack.enter_context(_replaced(torch.backends.cuda, dict(is_built=lambda: True)))
         stack.enter_context(_replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
-        for context in (pretended_shortcuts(), eagerly(), around_backwards(mode.again), mode):
+        everywhere = around_backwards(mode.again), hearing_threads(lambda: mode)
+        for context in (pretended_shortcuts(), eagerly(), *everywhere, mode):
             stack.enter_context(context)
         replace_custom_functions(_hearing)
         _AGAIN.append(mode.again)
