@@ -129,6 +129,17 @@ def test_a_graph_runs_where_it_is_replayed_and_not_where_it_is_captured(gpu):
         count.item()
 
 
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="this torch has graphs of CUDA alone")
+def test_a_graph_of_the_accelerator_is_its_own_context(gpu):
+    graph, x = torch.accelerator.Graph(), torch.zeros(3, device="cuda")
+    with torch.cuda.Stream(), graph:
+        x += 1
+    assert isinstance(graph, torch.accelerator.Graph)
+    assert x.tolist() == [0.0] * 3
+    graph.replay()
+    assert x.tolist() == [1.0] * 3
+
+
 def test_a_kernel_that_a_library_has_registered_for_cuda_runs():
     pytest.importorskip("triton")
     assert works(REGISTERED)

@@ -114,6 +114,11 @@ def test_programs_that_ask_for_whatever_accelerator_there_is_get_the_gpu(gpu):
     assert torch.accelerator.current_accelerator().type == "cuda"
     assert torch.get_device_module() is torch.cuda
     torch.accelerator.synchronize()
+    with torch.accelerator.device_index(torch.ones(2, device="cuda").device.index):
+        assert torch.accelerator.current_device_index() == 0
+    free, total = torch.accelerator.get_memory_info()
+    assert 0 < free <= total == torch.cuda.get_device_properties("cuda").total_memory
+    assert torch.bfloat16 in torch.accelerator.get_device_capability()["supported_dtypes"]
     asked = torch.cuda.get_device_properties("cuda")
     assert asked.shared_memory_per_block <= asked.shared_memory_per_block_optin < asked.shared_memory_per_multiprocessor
     assert torch.cuda.get_arch_list() == ["sm_90"]

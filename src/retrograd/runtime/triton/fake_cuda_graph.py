@@ -123,6 +123,20 @@ class CUDAGraph:
     def debug_dump(self, path: str) -> None: ...
 
 
+class AcceleratorGraph(CUDAGraph):
+    """torch.accelerator.Graph, which is its own context."""
+
+    def __init__(self, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> None:
+        super().__init__(keep_graph)
+        self.graph_pool, self.capture_error_mode = pool, capture_error_mode
+
+    def __enter__(self) -> None:
+        self.capture_begin()
+
+    def __exit__(self, *error: object) -> None:
+        self.capture_end()
+
+
 class graph:
     """torch.cuda.graph."""
 

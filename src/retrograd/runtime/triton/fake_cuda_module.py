@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from retrograd.compat.triton_compile import GpuDescription
-from retrograd.runtime.triton.fake_cuda_graph import CUDAGraph, graph, graphed, is_capturing
+from retrograd.runtime.triton.fake_cuda_graph import AcceleratorGraph, CUDAGraph, graph, graphed, is_capturing
 
 # Made here: inside of the context the mode would place it on the CPU.
 _DEVICE = torch.device("cuda", 0)
 _AMOUNTS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 _KINDS = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+           torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)  # fmt: skip
 _MARKS = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated")
 
@@ -184,29 +186,34 @@ def _numbers() -> dict[str, Any]:
     }
 
 
-def accelerator_answers() -> dict[str, Any]:
+def accelerator_answers(target: GpuDescription) -> dict[str, Any]:
     """By the names of torch.accelerator, for all but torch itself.
 
     Dynamo asks it for streams of torch's own class, which no GPU that is not there has.
     """
+    cuda = cuda_answers(target)
     pretended: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_accelerator": lambda check_available=False: _DEVICE,
+        "get_device_capability": lambda device=None: {"supported_dtypes": set(_DTYPES)},
+        "get_memory_info": cuda["mem_get_info"],
+        "memory_stats": cuda["memory_stats"],
         **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
         **dict.fromkeys(("set_device_index", "set_device_idx", "set_stream"), lambda _: None),
         "current_stream": lambda device=None: _Stream(),
         "synchronize": lambda device=None: None,
-        "empty_cache": lambda: None,
+        **dict.fromkeys(("empty_cache", "empty_host_cache"), lambda: None),
         **dict.fromkeys(_AMOUNTS, lambda device=None: 0),
         **dict.fromkeys(_RESETS, lambda device=None: None),
     }
     without: dict[str, Any] = {"is_available": lambda: False, "device_count": lambda: 0,
                                "current_accelerator": lambda check_available=False: None}  # fmt: skip
-    return {
+    by_asker = {
         name: functools.partial(_by_asker, answer, without.get(name, vars(torch.accelerator).get(name)))
         for name, answer in pretended.items()
     }
+    return by_asker | {"Graph": AcceleratorGraph}
 
 
 def _by_asker(pretended: Any, without: Any, *args: Any, **kwargs: Any) -> Any:

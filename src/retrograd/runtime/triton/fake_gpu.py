@@ -251,7 +251,10 @@ def gpu(
                      **{name: _on_both(getattr(torch, name)) for name in _AUTOCAST})  # fmt: skip
     with stack:
         stack.enter_context(_replaced(torch.cuda, cuda_answers(target)))
-        stack.enter_context(_replaced(torch.accelerator, accelerator_answers()))
+        stack.enter_context(_replaced(torch.accelerator, accelerator_answers(target)))
+        # Its class stays what it is, by which Dynamo knows it.
+        entered = dict(__enter__=lambda index: None, __exit__=lambda index, *error: None)
+        stack.enter_context(_replaced(torch.accelerator.device_index, entered))
         stack.enter_context(_replaced(torch, pretended))
         stack.enter_context(_replaced(torch.random, dict(fork_rng=fork_rng)))
         stack.enter_context(_replaced(torch.nn.Module, dict(to=to)))
