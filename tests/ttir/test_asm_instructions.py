@@ -68,6 +68,40 @@ def test_which_of_two_floats():
     assert np.array(executed("copysign.f32", minus, one), "u4").view("f4").tolist() == [-1.0]
 
 
+def floats(name: str, *values: float) -> float:
+    registers = [np.array([value], np.float32).view("u4") for value in values]
+    return np.array(executed(name, *registers), "u4").view("f4").item()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_extreme_of_magnitudes_with_the_product_of_signs(sign):
+    assert floats("min.xorsign.abs.f32", -3.0, sign * 2.0) == -sign * 2.0
+    assert floats("max.xorsign.abs.f32", -3.0, sign * 2.0) == -sign * 3.0
+    assert floats("max.xorsign.abs.f32", np.nan, sign * 2.0) == sign * 2.0
+    assert np.isnan(floats("min.NaN.xorsign.abs.f32", np.nan, sign * 2.0))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_subnormal_numbers_are_zeros_where_an_instruction_flushes_them(sign):
+    small, smallest = sign * 2.0**-130, 2.0**-126
+    assert floats("mul.f32", smallest, sign * 2.0**-4) == small
+    for name, values in (("mul", (smallest, sign * 2.0**-4)), ("add", (small, 0.0)), ("ex2.approx", (-130.0,))):
+        assert floats(f"{name}.ftz.f32", *values) == 0.0
+    assert np.signbit(floats("mul.ftz.f32", smallest, sign * 2.0**-4)) == (sign < 0)
+    assert floats("rsqrt.approx.f32", abs(small)) == 2.0**65
+    with np.errstate(divide="ignore"):
+        assert floats("rcp.approx.ftz.f32", small) == sign * np.inf
+    assert floats("cvt.rpi.ftz.f32.f32", abs(small)) == 0.0
+    assert floats("cvt.rpi.f32.f32", abs(small)) == 1.0
+    assert floats("add.ftz.f32", sign * smallest, 0.0) == sign * smallest
+    a, b = (np.array([value], np.float32).view("u4") for value in (small, 0.0))
+    assert executed("setp.eq.ftz.f32", a, b) == [True]
+    assert executed("setp.eq.f32", a, b) == [False]
+    half = np.array([2.0**-20, 2.0**-14], np.float16).view("u4")
+    assert np.array(executed("add.ftz.f16x2", half, half), "u4").view("f2").tolist() == [0.0, 2.0**-13]
+    assert np.array(executed("add.f16x2", half, half), "u4").view("f2").tolist() == [2.0**-19, 2.0**-13]
+
+
 @pytest.mark.parametrize("order", ["eq", "ne", "lt", "le", "gt", "ge"])
 def test_nothing_compares_with_nan_unless_it_is_asked_to(order):
     one, none = np.array([1.0], np.float32).view("u4"), np.array([np.nan], np.float32).view("u4")
@@ -79,7 +113,8 @@ def test_nothing_compares_with_nan_unless_it_is_asked_to(order):
 @pytest.mark.parametrize(
     "name",
     ["add.sat.f32", "add.cc.u32", "add.rz.f32", "fma.rn.relu.f16x2", "cvt.rz.f32.f64", "cvt.rn.satfinite.relu.e4m3x2.f32",
-     "setp.lt.and.f32", "min.xorsign.abs.f32", "prmt.b32.f4e", "vote.sync.ballot.b32", "cvta.to.global.u64"],
+     "setp.lt.and.f32", "min.abs.f32", "max.xorsign.f32", "prmt.b32.f4e", "vote.sync.ballot.b32",
+     "cvta.to.global.u64"],
 )  # fmt: skip
 def test_modifiers_that_would_be_passed_over_are_refused(name):
     assert not is_known(name.split("."))

@@ -29,9 +29,10 @@ _COMPARED = {
 }  # fmt: skip
 # Of instructions: what comes between name and type, beside roundings and flushing of what has any.
 _MODIFIERS = {
-    **dict.fromkeys(("mul", "mad"), ("lo", "hi", "wide")), **dict.fromkeys(("max", "min"), ("NaN",)),
-    "shf": ("l", "r", "wrap", "clamp"),
+    **dict.fromkeys(("mul", "mad"), ("lo", "hi", "wide")),
+    **dict.fromkeys(("max", "min"), ("NaN", "xorsign", "abs")), "shf": ("l", "r", "wrap", "clamp"),
 }  # fmt: skip
+_SMALLEST = {"f32": np.float32(2.0**-126), "f16": np.float32(2.0**-14)}  # below are subnormal numbers
 _KIND = re.compile(r"[busf](?:8|16|32|64)|bf16|b?f16x2|pred")
 
 
@@ -51,6 +52,8 @@ def is_known(words: list[str]) -> bool:
     elif name == "setp":
         # A second condition that is joined to the first one would be passed over.
         return len(words) in (3, 4) and words[1] in _COMPARED and words[2:-1] in ([], ["ftz"]) and _is_kind(words[-1])
+    elif ("abs" in modifiers) != ("xorsign" in modifiers):
+        return False  # of three values
     else:
         allowed = {"rn", "ftz", "approx", "full", *_MODIFIERS.get(name, ())}
     known = name in _TABLE or name in ("cvt", "mov", "selp")
@@ -68,7 +71,7 @@ def execute_instruction(words: list[str], operands: list[str], registers: dict[s
     if name == "mov":
         _move(kind, target, sources[0], registers)
     elif name == "setp":
-        a, b = (_read(word, kind, registers) for word in sources[-2:])
+        a, b = (_flushed(words, kind, _read(word, kind, registers)) for word in sources[-2:])
         registers[target] = _COMPARED[words[1]](a, b)
     elif name == "selp":
         a, b = (register_bits(word, kind, registers) for word in sources[:2])
@@ -78,9 +81,16 @@ def execute_instruction(words: list[str], operands: list[str], registers: dict[s
     elif kind in ("f16x2", "bf16x2"):
         _pairwise(words, target, sources, registers)
     else:
-        values = [_read(word, _source_kind(words), registers) for word in sources]
-        result = _TABLE[name](words, *values)
+        values = [_flushed(words, kind, _read(word, _source_kind(words), registers)) for word in sources]
+        result = _flushed(words, kind, _TABLE[name](words, *values))
         registers[target] = _unread(result, _wide(kind) if "wide" in words else kind)
+
+
+def _flushed(words: list[str], kind: str, values: Array) -> Array:
+    """Floats of which subnormal ones are zeros of their sign, if an instruction says so."""
+    if "ftz" not in words or kind not in _SMALLEST:
+        return values
+    return np.where(np.abs(values) < _SMALLEST[kind], np.copysign(np.float32(0), values), values)
 
 
 def _source_kind(words: list[str]) -> str:
@@ -113,8 +123,9 @@ def _pairwise(words: list[str], target: str, sources: list[str], registers: dict
     kind = words[-1].removesuffix("x2")
     halves = []
     for shift in (0, 16):
-        values = [_float16(register_bits(word, "b32", registers) >> np.uint32(shift), kind) for word in sources]
-        halves.append(_bits16(_TABLE[words[0]](words, *values), kind).astype(np.uint32))
+        bits = [register_bits(word, "b32", registers) >> np.uint32(shift) for word in sources]
+        values = [_flushed(words, kind, _float16(half, kind)) for half in bits]
+        halves.append(_bits16(_flushed(words, kind, _TABLE[words[0]](words, *values)), kind).astype(np.uint32))
     registers[target] = halves[0] | (halves[1] << np.uint32(16))
 
 
@@ -143,7 +154,7 @@ def _convert(words: list[str], target: str, sources: list[str], registers: dict[
         high, low = (_bits16(_read(word, source, registers), to[:-2]).astype(np.uint32) for word in sources)
         registers[target] = low | (high << np.uint32(16))
         return
-    value = _read(sources[0], source, registers)
+    value = _flushed(words, source, _read(sources[0], source, registers))
     if to == "tf32":
         registers[target] = _tf32(np.ascontiguousarray(value).view(np.uint32), words[1])
         return
@@ -233,7 +244,14 @@ def _lop3(words: list[str], a: Array, b: Array, c: Array, table: Array) -> Array
 
 
 def _extreme(of_numbers: Compute, with_nan: Compute) -> Callable[..., Array]:
-    return lambda words, a, b: (with_nan if "NaN" in words else of_numbers)(a, b)
+    def extreme(words: list[str], a: Array, b: Array) -> Array:
+        compute = with_nan if "NaN" in words else of_numbers
+        if "xorsign" not in words:
+            return compute(a, b)
+        result = compute(np.abs(a), np.abs(b))
+        return np.where(np.signbit(a) ^ np.signbit(b), -result, result)
+
+    return extreme
 
 
 def _funnel(words: list[str], low: Array, high: Array, amount: Array) -> Array:
