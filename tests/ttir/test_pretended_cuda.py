@@ -241,3 +241,24 @@ def test_memory_that_numpy_has_written_is_not_told(run):
 def test_what_nobody_has_written_is_told_where_it_leaves_torch(run, use):
     use()
     assert [fault.kind for fault in run.faults] == ["uninitialised"], run.report()
+
+
+def test_the_default_generator_has_a_seed_and_an_offset(gpu):
+    (generator,) = torch.cuda.default_generators
+    torch.manual_seed(5)
+    state = generator.get_state()
+    pair = state.view(torch.int64)
+    assert pair[0] == 5
+    before = int(pair[1])
+    pair[1] += 4  # as launchers do whose kernels draw four numbers a lane
+    generator.set_state(state)
+    assert generator.get_state().view(torch.int64).tolist() == [5, before + 4]
+    generator.manual_seed(2**64 - 1)
+    assert int(generator.get_state().view(torch.int64)[0]) == -1
+    drawn = torch.randn(3, generator=generator), torch.randn(3, device="cuda")
+    assert torch.equal(*drawn)
+
+
+def test_a_device_is_entered_as_generated_launchers_do(gpu):
+    with torch.cuda._DeviceGuard(torch.ones(2, device="cuda").device.index):
+        assert torch.cuda.current_device() == 0

@@ -82,6 +82,30 @@ class _Stream(contextlib.nullcontext):
         return True
 
 
+class _DefaultGenerator(torch.Generator):
+    """The GPU's own generator, whose state is a seed and an offset, which launchers hand to kernels that draw."""
+
+    offset = 0
+
+    def get_state(self) -> torch.Tensor:
+        seed = torch.default_generator.initial_seed()
+        pair = torch.tensor([seed - (seed >> 63 << 64), self.offset], dtype=torch.int64, device="cpu")
+        return pair.view(torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> None:
+        seed, self.offset = state.view(torch.int64).tolist()
+        if seed % 2**64 != torch.default_generator.initial_seed() % 2**64:
+            self.manual_seed(seed)
+
+    def manual_seed(self, seed: int) -> _DefaultGenerator:
+        super().manual_seed(seed)
+        _seed(seed)
+        return self
+
+    def initial_seed(self) -> int:
+        return torch.default_generator.initial_seed()
+
+
 def _seed(seed: int) -> None:
     """Not torch.manual_seed, which asks torch.cuda to do it as well."""
     torch.default_generator.manual_seed(int(seed))
@@ -175,7 +199,9 @@ def _numbers() -> dict[str, Any]:
         "is_initialized": lambda: True,
         "can_device_access_peer": lambda device, peer: False,
         "current_blas_handle": lambda: 0,
-        "default_generators": (torch.default_generator,),
+        "default_generators": (_DefaultGenerator(),),
+        # Called by torch.cuda._DeviceGuard, which code that Inductor and FlagGems write enters around each launch.
+        **dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), lambda device: 0),
         "get_allocator_backend": lambda: "native",
         "get_stream_from_external": lambda pointer, device=None: _Stream(),
         "get_sync_debug_mode": lambda: 0,
