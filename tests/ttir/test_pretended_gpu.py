@@ -80,12 +80,12 @@ def test_tensors_are_on_the_gpu_but_for_those_that_were_asked_for_on_the_cpu():
     x = torch.ones(3)
     with fake_gpu.gpu(target_named("sm_90"), devices=True):
         there, here = x.device, x.cpu()
-        assert (there.type, there.index, x.get_device()) == ("cuda", 0, 0)
+        assert (there.type, there.index, x.get_device(), x.is_cpu) == ("cuda", 0, 0, False)
         with torch.device("cuda"):
             assert torch.ones(2).device == there
         assert torch.empty(2, device=torch.device("cuda")).device == there
         for kept in (here, x.to("cpu"), torch.ones(2, device="cpu")):
-            assert (kept.device.type, kept.is_cuda, kept.get_device()) == ("cpu", False, -1)
+            assert (kept.device.type, kept.is_cuda, kept.is_cpu, kept.get_device()) == ("cpu", False, True, -1)
         here += 1  # a copy
         assert x.tolist() == [1.0, 1.0, 1.0]
         assert here.to(there).device == there

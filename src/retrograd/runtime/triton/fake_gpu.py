@@ -35,6 +35,7 @@ _AGAIN: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
 # Descriptors, which torch's stubs call what they give.
 _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_ASKS_CPU: Any = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 _ASKS_DEVICE: Any = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 _WRAPPER = type(_ASKS_CUDA)
 _NAMES_PLACE = (str, torch.device)
@@ -94,6 +95,8 @@ class _OnCpu(TorchFunctionMode):
         if type(func) is _WRAPPER:
             if func == _ASKS_CUDA and not _asker(sys._getframe(1)).startswith(self._knowing):
                 return args[0] not in self._on_cpu
+            if func == _ASKS_CPU and not _asker(sys._getframe(1)).startswith((*self._knowing, "torch.")):
+                return args[0] in self._on_cpu
             device = func(*args, **(kwargs or {}))
             if func == _ASKS_DEVICE and self._devices and device.type == "cpu" and args[0] not in self._on_cpu:
                 return device if _asker(sys._getframe(1)).startswith((*self._knowing, "torch.")) else FIRST
