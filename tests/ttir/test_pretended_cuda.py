@@ -35,6 +35,7 @@ def test_devices_may_be_numbers(gpu):
     made = [torch.ones(2).to(0), torch.empty(2, device=0), torch.nn.Linear(2, 2).to(0).weight, torch.ones(2).cuda(0)]
     made += [torch.zeros(2, device=made[0].device.index), torch.nn.Linear(2, 2).to(device=0).bias]
     assert all(t.is_cuda and t.device.index == 0 for t in made)
+    assert [torch.cuda.device(i).idx for i in range(torch.cuda.device_count())] == [0]
 
 
 def test_modules_go_where_they_went_before_once_the_gpu_is_gone():

@@ -28,6 +28,8 @@ _RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_m
 class _Device(contextlib.nullcontext):
     """torch.cuda.device of whatever device."""
 
+    idx, prev_idx = 0, -1
+
     def __init__(self, device: Any = None) -> None:
         super().__init__(device)
 
