@@ -119,6 +119,26 @@ def test_a_file_is_imported_once_more_only_where_it_asks_for_a_gpu(capfd: pytest
     assert not torch.cuda.is_available()
 
 
+OWN_ERROR = """
+import torch
+def has_gpu():
+    return torch.cuda.is_available() or torch.accelerator.is_available()
+print("imported")
+if not has_gpu():
+    raise NotImplementedError("you need a GPU")
+"""
+
+
+def test_a_file_that_refuses_to_be_imported_without_a_gpu_is_told_of_one(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("refuses.py").write_text(OWN_ERROR + "name = torch.cuda.get_device_name()\n")
+    assert load_module("refuses.py", "refuses.py").name
+    assert capfd.readouterr().out == "imported\n" * 2
+    Path("breaks_too.py").write_text(OWN_ERROR.replace("if not has_gpu()", "if has_gpu() < 2"))
+    with pytest.raises(SpecError, match=r"breaks_too\.py:7: NotImplementedError: you need"):
+        load_module("breaks_too.py", "breaks_too.py")
+    assert not torch.cuda.is_available()
+
+
 def test_where_triton_interprets_no_gpu_is_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     Path("asks.py").write_text(DRIVER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -107,15 +108,19 @@ def load_module(place: str, target: str, expected: str = _FORMS) -> ModuleType:
     """The module at a place; arguments and errors as of `core.loading.load`.
 
     One that asks for a GPU while it is imported, where there is none, is imported once more with one pretended, as its
-    kernels will have it.
+    kernels will have it. An error of its own, after torch has told it that there is none, may be about something else:
+    then it stands, if it is there with a GPU too.
     """
     try:
-        return load(place, target, expected)
-    except SpecError as error:
-        if not cpu_kernels.asks_for_gpu(error.__context__):
-            raise
-        with cpu_kernels.as_on_gpu(devices=False):
+        with cpu_kernels.questions_noted() as questions:
             return load(place, target, expected)
+    except SpecError as error:
+        refused = cpu_kernels.asks_for_gpu(error.__context__)
+        if not refused and not questions:
+            raise
+        with suppress(*(() if refused else (SpecError,))), cpu_kernels.as_on_gpu(devices=False):
+            return load(place, target, expected)
+        raise
 
 
 def _colon(target: str) -> str:

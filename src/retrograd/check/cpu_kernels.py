@@ -8,8 +8,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
@@ -29,6 +30,8 @@ _KEPT: list[dict[str, Any] | None] = []
 _AWAITED: list[None] = []  # one for each `executed` that waits for somebody to import Triton
 _DEVICES: list[Callable[..., Any]] = []  # functions that refuse tensors which are not on a GPU
 _POISONED: list[None] = []  # one for each `own_filling` that is entered
+# What a library asks torch to learn whether there is a GPU, beside what raises where there is none.
+_QUESTIONS = ((torch.cuda, "is_available"), (torch.cuda, "device_count"), (torch.accelerator, "is_available"))
 _KNOWING = ("retrograd.ops.", "retrograd.catalog.")  # modules of launchers that ask for no GPU
 
 
@@ -119,6 +122,30 @@ def asks_for_gpu(error: BaseException | None) -> bool:
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return "triton" in sys.modules and frame.f_globals.get("__name__", "").startswith(("torch.", "triton."))
+
+
+@contextmanager
+def questions_noted() -> Iterator[list[str]]:
+    """Note who asks torch inside whether it has a GPU, and is told that it has none, where kernels can be executed."""
+    asked: list[str] = []
+    if torch.cuda.is_available() or config.interpreting() or not versions.installed("triton"):
+        yield asked
+        return
+
+    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(stock)
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            asker = sys._getframe(1).f_globals.get("__name__", "")
+            if not asker.startswith(("torch.", "triton.")):
+                asked.append(asker)
+            return stock(*args, **kwargs)
+
+        return answer
+
+    with ExitStack() as stack:
+        for owner, name in _QUESTIONS:
+            stack.enter_context(patch.object(owner, name, noting(getattr(owner, name))))
+        yield asked
 
 
 @contextmanager
