@@ -172,6 +172,25 @@ def test_what_compiles_inside_first_compiles_nothing_there():
     assert "there is no GPU to compile for" in process.stdout, process.stderr
 
 
+_RESET = """
+import torch
+from retrograd.runtime.gpu_targets import target_named
+from retrograd.runtime.triton import fake_gpu
+
+with fake_gpu.gpu(target_named("sm_90")):
+    assert torch.backends.cuda.is_built()
+    torch.compiler.reset()
+    print(torch.compile(lambda x: 2 * x)(torch.ones(2)).tolist())
+    torch.compiler.reset()
+"""
+
+
+def test_the_compiler_is_reset_inside():
+    # It imports a part of torch that looks for names which a build with CUDA alone has.
+    process = subprocess.run([sys.executable, "-c", _RESET], capture_output=True, text=True, check=False)
+    assert process.stdout == "[2.0, 2.0]\n", process.stderr
+
+
 def test_a_launcher_that_refuses_what_is_not_on_a_gpu_is_verified():
     def doubled(x):
         if x.device.type != "cuda":

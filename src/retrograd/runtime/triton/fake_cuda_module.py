@@ -244,6 +244,11 @@ def accelerator_answers(target: GpuDescription) -> dict[str, Any]:
     return by_asker | {"Graph": AcceleratorGraph}
 
 
+def built_answers() -> dict[str, Any]:
+    """By the names of torch.backends.cuda, for all but torch itself, which looks for what only such a build has."""
+    return {"is_built": functools.partial(_by_asker, lambda: True, torch.backends.cuda.is_built)}
+
+
 def _by_asker(pretended: Any, without: Any, *args: Any, **kwargs: Any) -> Any:
     asker = f"{sys._getframe(1).f_globals.get('__name__', '')}."
     torchs = asker.startswith("torch.") and not asker.startswith("torch.testing.")

@@ -24,7 +24,7 @@ from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
-from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, cuda_answers
+from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, built_answers, cuda_answers
 from retrograd.runtime.triton.fake_threads import hearing_threads
 
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
@@ -266,7 +266,7 @@ def gpu(
         stack.enter_context(_replaced(torch.Tensor, dict(record_stream=lambda tensor, stream: None), new=True))
         if getattr(torch.version, target.backend) is None:
             stack.enter_context(_replaced(torch.version, {target.backend: _VERSIONS[target.backend]}))
-        stack.enter_context(_replaced(torch.backends.cuda, dict(is_built=lambda: True)))
+        stack.enter_context(_replaced(torch.backends.cuda, built_answers()))
         stack.enter_context(_replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
         everywhere = around_backwards(mode.again), hearing_threads(lambda: mode)
