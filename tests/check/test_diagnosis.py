@@ -162,3 +162,15 @@ def test_numbers_that_a_part_of_the_gradient_has_not_are_no_fault_of_the_check()
     reports = [verify(soft, level="quick", only=["extremes"], seed=seed) for seed in range(3)]
     assert [report.verdict for report in reports] == ["proved", "finding", "proved"]
     assert [finding.kind for finding in reports[1].findings] == ["wrong-value"]
+
+
+def test_a_wrong_value_where_a_size_is_0_is_compared_with_known_mistakes() -> None:
+    def row_sums(x: Tensor, b: Tensor) -> Tensor:
+        return x.sum(1, keepdim=True) + b
+
+    def backward(g: Tensor, x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return g.sum(1, keepdim=True).expand(x.shape), g.sum(0) * (1 if x.shape[1] else 2)
+
+    sums = op(with_backward(row_sums, backward), row_sums, dict(x=tensor("M", "N"), b=tensor(3)), dtypes=["float32"])
+    (found,) = verify(sums, level="quick", only=["shapes"]).findings
+    assert (found.tensor, found.looks_like) == ("grad b", "2 times the right one")

@@ -115,9 +115,11 @@ def _sizes(case: Case) -> Iterator[tuple[str, float]]:
     """Numbers that stand for something at a case, with what they stand for."""
     for name, size in case.sizes:
         n = elements(size)
-        padded = 1 << max(n - 1, 0).bit_length()
+        if not n:  # "0" says it already
+            continue
+        padded = 1 << (n - 1).bit_length()
         yield f"{name} ({n})", n
-        yield f"1/{name} (1/{n})", 1 / n if n else math.inf
+        yield f"1/{name} (1/{n})", 1 / n
         if n > 1:
             yield f"{name}/({name}-1)", n / (n - 1)
             yield f"({name}-1)/{name}", (n - 1) / n
