@@ -38,6 +38,12 @@ def test_devices_may_be_numbers(gpu):
     assert [torch.cuda.device(i).idx for i in range(torch.cuda.device_count())] == [0]
 
 
+def test_what_inductor_has_written_allocates(gpu):
+    with torch.cuda._DeviceGuard(0):
+        made = torch._C._dynamo.guards._empty_strided_cuda((2, 3), (3, 1), torch.bfloat16)
+    assert (made.is_cuda, made.shape, made.stride(), made.dtype) == (True, (2, 3), (3, 1), torch.bfloat16)
+
+
 def test_modules_go_where_they_went_before_once_the_gpu_is_gone():
     with fake_gpu.gpu(target_named("sm_90"), devices=True):
         assert torch.version.cuda

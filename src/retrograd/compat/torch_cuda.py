@@ -7,7 +7,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -22,23 +22,32 @@ current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 _SHORTCUTS = ("_cuda_getCurrentRawStream", "_cuda_getDevice")
+_ALLOCATION = "_empty_strided_cuda"  # of torch._C._dynamo.guards, by which what Inductor has written allocates
+
+
+def _allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device="cuda")
 
 
 @contextlib.contextmanager
 def pretended_shortcuts() -> Iterator[None]:
-    """Both answer 0, for libraries that look them up where they are told of a GPU that is not there."""
-    stock = {name: getattr(torch._C, name) for name in _SHORTCUTS if hasattr(torch._C, name)}
-    for name in _SHORTCUTS:
-        setattr(torch._C, name, lambda *_: 0)
+    """The first two answer 0, for libraries that look them up where they are told of a GPU that is not there."""
+    answers = [(torch._C, name, lambda *_: 0) for name in _SHORTCUTS]
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    if hasattr(guards, _ALLOCATION):
+        answers.append((guards, _ALLOCATION, _allocate))
+    stock = [(owner, name, getattr(owner, name)) for owner, name, _ in answers if hasattr(owner, name)]
+    for owner, name, answer in answers:
+        setattr(owner, name, answer)
     _forget_triton()
     try:
         yield
     finally:
         _forget_triton()
-        for name in _SHORTCUTS:
-            delattr(torch._C, name)
-            if name in stock:
-                setattr(torch._C, name, stock[name])
+        for owner, name, _ in answers:
+            delattr(owner, name)
+        for owner, name, value in stock:
+            setattr(owner, name, value)
 
 
 def _forget_triton() -> None:

@@ -156,7 +156,7 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
         **dict.fromkeys(("Stream", "stream", "ExternalStream"), _Stream),
         "Event": _Event,
-        **dict.fromkeys(("device", "device_of"), _Device),
+        **dict.fromkeys(("device", "device_of", "_DeviceGuard"), _Device),  # the last of what Inductor writes
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *_, **__: True,
         **_graphs(),
