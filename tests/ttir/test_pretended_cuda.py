@@ -264,8 +264,3 @@ def test_the_default_generator_has_a_seed_and_an_offset(gpu):
     assert int(generator.get_state().view(torch.int64)[0]) == -1
     drawn = torch.randn(3, generator=generator), torch.randn(3, device="cuda")
     assert torch.equal(*drawn)
-
-
-def test_a_device_is_entered_as_generated_launchers_do(gpu):
-    with torch.cuda._DeviceGuard(torch.ones(2, device="cuda").device.index):
-        assert torch.cuda.current_device() == 0

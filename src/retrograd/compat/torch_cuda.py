@@ -9,6 +9,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ def _allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) ->
 @contextlib.contextmanager
 def pretended_shortcuts() -> Iterator[None]:
     """The first two answer 0, for libraries that look them up where they are told of a GPU that is not there."""
-    answers = [(torch._C, name, lambda *_: 0) for name in _SHORTCUTS]
+    answers: list[tuple[Any, str, Any]] = [(torch._C, name, lambda *_: 0) for name in _SHORTCUTS]
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     if hasattr(guards, _ALLOCATION):
         answers.append((guards, _ALLOCATION, _allocate))

@@ -156,7 +156,7 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
         **dict.fromkeys(("Stream", "stream", "ExternalStream"), _Stream),
         "Event": _Event,
-        **dict.fromkeys(("device", "device_of", "_DeviceGuard"), _Device),  # the last of what Inductor writes
+        **dict.fromkeys(("device", "device_of", "_DeviceGuard"), _Device),  # the last: Inductor, FlagGems
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *_, **__: True,
         **_graphs(),
@@ -202,8 +202,6 @@ def _numbers() -> dict[str, Any]:
         "can_device_access_peer": lambda device, peer: False,
         "current_blas_handle": lambda: 0,
         "default_generators": (_DefaultGenerator(),),
-        # Called by torch.cuda._DeviceGuard, which code that Inductor and FlagGems write enters around each launch.
-        **dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), lambda device: 0),
         "get_allocator_backend": lambda: "native",
         "get_stream_from_external": lambda pointer, device=None: _Stream(),
         "get_sync_debug_mode": lambda: 0,
