@@ -158,8 +158,10 @@ class UndefinedMemory(TorchDispatchMode):
             if mask is not None:
                 size = tensor.element_size()
                 pattern = torch.zeros(len(mask), dtype=torch.uint8, device="cpu")
-                if which and tensor.is_floating_point():
+                if which and (tensor.is_floating_point() or tensor.is_complex()):
                     pattern.fill_(0x3F)
+                    if tensor.dtype in (torch.float64, torch.complex128):
+                        pattern[6::8] = 0xE8  # else 0.0005, which every tolerance lets pass
                 elif which:
                     pattern[::size] = 1
                 octets = _octets(tensor)
