@@ -613,6 +613,26 @@ def goes_on_beyond_all_rows():
     row_sums_kernel[(4,)](torch.ones(8, 64)[7], torch.zeros(4), 64, BLOCK=64)
 
 
+@triton.jit
+def filling_kernel(out_ptr, stride, BLOCK: tl.constexpr):
+    tl.store(out_ptr + tl.program_id(0) * stride + tl.arange(0, BLOCK), -1.0)
+
+
+@specimen()
+def fills_padding_that_it_has_allocated():
+    """As launchers mean it that allocate whole blocks and hand on what counts of them."""
+    out = torch.empty(8, 16)
+    filling_kernel[(8,)](out[:, :9], 16, BLOCK=16)
+    assert bool((out == -1.0).all())
+
+
+@specimen()
+def fills_what_lies_beside_a_view():
+    out = torch.empty(8, 16)
+    out[:, 9:] = 2.0
+    filling_kernel[(7,)](out[:, :9], 16, BLOCK=16)
+
+
 @dataclass
 class Address:
     """A place in memory that holds no tensor."""

@@ -46,6 +46,8 @@ FAULTS = {
         64,
         "the view has 64 elements, the tensor that it is of has more",
     ),
+    "fills_what_lies_beside_a_view": ("between rows", "out_ptr", 9, "program 0 writes in"),
+    "fills_padding_that_it_has_allocated": ("beyond a view", "out_ptr", 9, "program 0 writes in"),
     "goes_on_beyond_all_rows": ("out of bounds", "x_ptr", 64, "the tensor has 64 elements"),
     "meets_in_two_widths": ("race", "halves_ptr", 1, "nothing orders the two"),
 }

@@ -172,6 +172,7 @@ def _arguments(
             storages[key] = Storage.of(storage)
             storages[key].undefined = undefined(tensor)
         pointer = pointers[number] = Pointer.of(name, tensor, storages[key])
+        storages[key].note_view(pointer)
         start = pointer.start if tensor is leaf and pointer.start != pointer.end else leaf.data_ptr()
         scalars[argument.slot] = np.array([start], np.int64)
     return pointers, scalars

@@ -75,6 +75,7 @@ class Storage:
         octets: the bytes, as an array of uint8.
         kept: keeps the memory alive.
         undefined: which bytes nobody has written yet; None where all are defined.
+        spare: which bytes nobody had written before the launch, where an argument is a view of a part of them.
         written: which bytes the launch has written, where that is to be known.
     """
 
@@ -82,6 +83,7 @@ class Storage:
     octets: Array
     kept: Any
     undefined: Array | None = None
+    spare: Array | None = None
     written: Array | None = None
     views: dict[Any, Array] = field(default_factory=dict)
     cell: int = 0  # bytes of a cell of the shadow; 0 where no shadow is kept
@@ -107,6 +109,21 @@ class Storage:
                 self.views[kind.name] = kind.decode(elements)
             return self.views[kind.name].take(index, mode="clip")
         return kind.decode(elements.take(index, mode="clip"))
+
+    def note_view(self, pointer: Pointer) -> None:
+        """Note that an argument may be a view of a part."""
+        part = pointer.covered is not None or pointer.start > self.start or pointer.end < self.end
+        if part and self.spare is None and self.undefined is not None:
+            self.spare = self.undefined.copy()
+
+    def is_spare(self, addresses: Array, size: int) -> Array | None:
+        """At which addresses elements of this size lie in bytes that nobody had written; None where there are none."""
+        if self.spare is None:
+            return None
+        offsets = addresses - self.start
+        inside = (offsets >= 0) & (offsets + size <= len(self.octets))
+        first = np.where(inside, offsets, 0)
+        return inside & self.spare[first] & self.spare[np.minimum(first + size, len(self.octets)) - 1]
 
     def note_written(self, index: Array, size: int) -> None:
         """Note that elements of this size were written."""
