@@ -82,21 +82,27 @@ def verdict_of(op):
     return rg.verify(spec, only=["contract"], level="quick")
 
 
-def test_verify_decides_nothing_without_a_driver_and_finds_an_op_that_says_so_itself(no_driver):
+def test_verify_decides_nothing_without_a_compiler_and_finds_an_op_that_says_so_itself(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("CC", "/bin/false")
+    says = "/bin/false ended with exit code 1"
+
+    def asks_now() -> None:
+        build._build("launcher", "launcher.c", str(tmp_path), [], [], [], [])
+
     def asks(x: torch.Tensor) -> torch.Tensor:
-        driver._create_driver()
+        asks_now()
         return 2 * x
 
     def raises(x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError(NO_DRIVER)
+        raise RuntimeError(says)
 
     def asks_in_backward(x: torch.Tensor) -> torch.Tensor:
         y = 2 * x
-        y.register_hook(lambda _: driver._create_driver())
+        y.register_hook(lambda _: asks_now())
         return y
 
     for op in (asks, asks_in_backward):
         report = verdict_of(op)
         assert report.verdict == "undecided"
-        assert NO_DRIVER in str(report)
+        assert says in str(report)
     assert verdict_of(raises).verdict == "finding"

@@ -6,11 +6,12 @@ Binder, heuristics, autotuner and specialisation stay Triton's. What is replaced
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,8 @@ class LaunchedKernel:
     signature: dict[str, Any]  # argument -> type as Triton writes it, "constexpr" for those that are part of the code
     options: Any  # of the compiler
     kept: dict[str, Any] = field(default_factory=dict)  # for whoever executes it: what stays with it
+    src: Any = None  # of what triton.compile was asked for
+    compiled: Callable[[], Any] | None = None  # gives Triton's own kernel
 
     function = None
     packed_metadata = None
@@ -52,8 +55,12 @@ class LaunchedKernel:
         return self.jit_function.__name__
 
     @property
-    def asm(self) -> dict[str, str]:
-        return {"ttir": self.text}
+    def asm(self) -> dict[str, Any]:
+        return {"ttir": self.text} if self.compiled is None else _Code(self.text, self.compiled)
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def metadata(self) -> Any:
@@ -86,6 +93,17 @@ class LaunchedKernel:
                 "compiled kernel of this Triton takes its constexprs too"
             )
         execute(self, (grid_0, grid_1, grid_2), dict(zip(names, values, strict=True)))
+
+
+class _Code(dict[str, Any]):
+    """The TTIR of a kernel, and what Triton's compiler makes of it where somebody looks at that."""
+
+    def __init__(self, text: str, compiled: Callable[[], Any]) -> None:
+        super().__init__(ttir=text)
+        self._compiled = compiled
+
+    def __missing__(self, stage: str) -> Any:
+        return self._compiled().asm[stage]
 
 
 Execute = Callable[[LaunchedKernel, tuple[int, int, int], dict[str, Any]], None]
@@ -179,11 +197,51 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Any, keep: Keep, pla
     JITFunction._do_compile = compile_ttir  # pyright: ignore[reportAttributeAccessIssue]
     _EXECUTE.append(execute)
     try:
-        yield
+        with _for_launchers(gpu, driver, keep):
+            yield
     finally:
         _EXECUTE.remove(execute)
         JITFunction._do_compile = compile_stock
         holder.set_active(previous)  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def _for_launchers(gpu: GpuDescription, driver: Any, keep: Keep) -> Iterator[None]:
+    """Have those hear of the GPU who compile a source and make a driver by themselves, as what Inductor writes does."""
+    import triton
+    from triton.backends import backends
+    from triton.compiler import ASTSource, make_backend
+
+    stock, name = triton.compile, {"cuda": "nvidia", "hip": "amd"}.get(gpu.backend, gpu.backend)
+
+    class PretendedDriver(type(driver)):
+        def __new__(cls) -> Any:
+            return driver
+
+    @functools.wraps(stock)
+    def compile(src: Any, target: Any = None, options: Any = None, *rest: Any, **named: Any) -> Any:
+        make = functools.partial(stock, src, target, options, *rest, **named)
+        if not _EXECUTE or not isinstance(src, ASTSource):  # a JITFunction keeps this function for later
+            return make()
+        target = target or driver.get_current_target()
+        backend = make_backend(target)
+        parsed = backend.parse_options({**(options or {}), **src.parse_options()})
+        text = _kept_ttir(src, target, backend, parsed, keep)
+        return LaunchedKernel(src.fn, text, src.signature, parsed, src=src, compiled=functools.cache(make))
+
+    kept = backends.get(name)
+    if kept is not None:
+        backends[name] = replace(kept, driver=PretendedDriver)
+    owners: tuple[Any, ...] = (triton, triton.compiler)
+    for owner in owners:
+        owner.compile = compile
+    try:
+        yield
+    finally:
+        for owner in owners:
+            owner.compile = stock
+        if kept is not None:
+            backends[name] = kept
 
 
 class _NotedOptions:

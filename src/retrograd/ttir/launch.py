@@ -10,6 +10,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.compat.registry import works
+from retrograd.compat.torch_inductor import untimed
 from retrograd.compat.triton_autotuning import TUNING
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning
@@ -100,6 +101,7 @@ def cpu_triton(
         stack.enter_context(executing(told, session.execute, session.tune, kept_text, device))
         works(TUNING)  # before launches pass by, those of its self-test among them
         stack.enter_context(around_autotuning(tuning))
+        stack.enter_context(untimed())
         _SESSIONS.append(session)
         stack.callback(_SESSIONS.remove, session)
         undefined = UndefinedMemory(lambda: session.faults, pretends=pretend, lock=session.lock)

@@ -1,0 +1,76 @@
+"""Code that Inductor has written where a GPU is pretended: which configuration of a kernel runs. Loads no Inductor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from retrograd.compat.registry import part, works
+from retrograd.core.import_hook import AfterImport
+
+_BENCHMARKING, _HEURISTICS = "torch._inductor.runtime.benchmarking", "torch._inductor.runtime.triton_heuristics"
+# What times, by module: a class and its method.
+_TIMERS = {_BENCHMARKING: ("Benchmarker", "benchmark"), _HEURISTICS: ("CachingAutotuner", "bench")}
+
+
+@contextmanager
+def _with_modules(names: Sequence[str], change: Callable[[str, Any], Callable[[], None] | None]) -> Iterator[None]:
+    """Change modules that are loaded or come to be, and undo it at the end."""
+    undo: list[Callable[[], None]] = []
+
+    def begin(name: str) -> None:
+        if name in sys.modules and (end := change(name, sys.modules[name])) is not None:
+            undo.append(end)
+
+    later = AfterImport([name for name in names if name not in sys.modules], begin)
+    for name in names:
+        begin(name)
+    sys.meta_path.insert(0, later)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.meta_path.remove(later)
+        for end in reversed(undo):
+            end()
+
+
+@contextmanager
+def untimed() -> Iterator[None]:
+    """Inside, Inductor launches nothing to time it: all takes as long, so that the first configuration is chosen."""
+
+    def change(name: str, module: Any) -> Callable[[], None] | None:
+        if not works(TIMING):
+            return None
+        kind, method = _TIMERS[name]
+        return _replace(getattr(module, kind), method)
+
+    with _with_modules(list(_TIMERS), change):
+        yield
+
+
+def _replace(owner: Any, method: str) -> Callable[[], None]:
+    stock = getattr(owner, method)
+    setattr(owner, method, lambda *_, **__: 1.0)  # in ms; some divide by it
+    return lambda: setattr(owner, method, stock)
+
+
+@part(
+    "torch.inductor.timing",
+    "has kernels that Inductor has written run in their first configuration where there is no GPU",
+    "each of their configurations is launched many times, which takes minutes",
+    names=tuple(f"{name}.{'.'.join(of)}" for name, of in _TIMERS.items()),
+)
+def TIMING() -> str:
+    """The benchmarker that all ask times by that function."""
+    if _BENCHMARKING not in sys.modules:
+        return f"{_BENCHMARKING} is no longer what times"
+    module, called = sys.modules[_BENCHMARKING], list[int]()
+    undo = _replace(module.Benchmarker, "benchmark")
+    try:
+        took = module.benchmarker.benchmark(lambda: called.append(1), device="cuda")
+    finally:
+        undo()
+    return "" if (took, called) == (1.0, []) else f"what takes {took} ms was called {len(called)} times"
