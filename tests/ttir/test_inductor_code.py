@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -98,3 +100,20 @@ def test_a_source_that_a_launcher_compiles_itself_is_executed():
     assert x[0] == 3  # both have read 1
     assert {fault.kind for fault in run.faults if not fault.is_mild} == {"race"}
     assert (triton.compile, triton.compiler.compile) == (stock, stock)
+
+
+def test_what_dynamo_keeps_of_the_gpu_is_as_before_at_the_end():
+    program = """
+import torch, retrograd as rg
+def asked():
+    from torch._dynamo.device_interface import CudaInterface as interface
+    return interface.current_device, interface.exchange_device, interface.Stream, interface.get_raw_stream
+names = "current_device", "_exchange_device", "Stream"
+for _ in range(2):  # it is loaded inside, then before
+    with rg.cpu_triton():
+        assert asked()[:3] == tuple(getattr(torch.cuda, name) for name in names)
+        assert [asked()[0](), asked()[1](0), asked()[3](0)] == [0, 0, 0]
+    assert asked() == (*(getattr(torch.cuda, name) for name in names), getattr(torch._C, "_cuda_getCurrentRawStream", None))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

@@ -1,15 +1,24 @@
-"""Code that Inductor has written where a GPU is pretended: which configuration of a kernel runs. Loads no Inductor."""
+"""Code that Inductor has written where a GPU is pretended: what it asks of devices, and which configuration runs.
+
+Loads neither Dynamo nor Inductor.
+"""
+
+# The stubs do not have private names, or not as they are.
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+
+import torch
 
 from retrograd.compat.registry import part, works
 from retrograd.core.import_hook import AfterImport
 
+_INTERFACE = "torch._dynamo.device_interface"
 _BENCHMARKING, _HEURISTICS = "torch._inductor.runtime.benchmarking", "torch._inductor.runtime.triton_heuristics"
 # What times, by module: a class and its method.
 _TIMERS = {_BENCHMARKING: ("Benchmarker", "benchmark"), _HEURISTICS: ("CachingAutotuner", "bench")}
@@ -35,6 +44,43 @@ def _with_modules(names: Sequence[str], change: Callable[[str, Any], Callable[[]
             sys.meta_path.remove(later)
         for end in reversed(undo):
             end()
+
+
+@contextmanager
+def interface_of(answers: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, Dynamo's interface of CUDA devices has other functions of torch.cuda: it looks them up when it is loaded.
+
+    To be entered before torch.cuda is changed, so that it is itself again when an interface is left that was loaded
+    inside: that one would speak of the pretended GPU for ever.
+    """
+    stock = {name: vars(torch.cuda)[name] for name in answers if name in vars(torch.cuda)}
+
+    def change(_: str, module: Any) -> Callable[[], None]:
+        owner = module.CudaInterface
+        _swap(owner, stock, answers)
+        module.caching_worker_device_properties.pop("cuda", None)
+        owner.get_raw_stream = staticmethod(lambda device: 0)
+
+        def undo() -> None:
+            _swap(owner, answers, stock)
+            module.caching_worker_device_properties.pop("cuda", None)
+            stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+            owner.get_raw_stream = staticmethod(stream)
+
+        return undo
+
+    with _with_modules([_INTERFACE], change):
+        yield
+
+
+def _swap(owner: type, functions: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Others under the names at which a class has these functions, with an underscore or without."""
+    for name, value in list(vars(owner).items()):
+        static = isinstance(value, staticmethod)
+        held = value.__func__ if static else value
+        for theirs in (name, f"_{name}"):
+            if theirs in functions and functions[theirs] is held:
+                setattr(owner, name, staticmethod(others[theirs]) if static else others[theirs])
 
 
 @contextmanager

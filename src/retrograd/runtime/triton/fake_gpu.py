@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from retrograd.compat.torch_autograd import around_backwards
 from retrograd.compat.torch_cuda import pretended_shortcuts
 from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
+from retrograd.compat.torch_inductor import interface_of
 from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, built_answers, cuda_answers
@@ -253,7 +254,8 @@ def gpu(
                      set_default_device=set_default_device, compile=compile,
                      **{name: _on_both(getattr(torch, name)) for name in _AUTOCAST})  # fmt: skip
     with stack:
-        stack.enter_context(_replaced(torch.cuda, cuda_answers(target)))
+        stack.enter_context(interface_of(answers := cuda_answers(target)))
+        stack.enter_context(_replaced(torch.cuda, answers))
         stack.enter_context(_replaced(torch.accelerator, accelerator_answers(target)))
         # Its class stays what it is, by which Dynamo knows it.
         entered = dict(__enter__=lambda index: None, __exit__=lambda index, *error: None)
