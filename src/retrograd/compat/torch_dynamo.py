@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from retrograd.compat.registry import part, works
-from retrograd.core.import_hook import AfterImport
+from retrograd.core.import_hook import with_modules
 
 _CALLBACK = "torch._dynamo.callback"
 _COMPILER = re.compile(r"[/\\]torch[/\\]_(?:dynamo|functorch|inductor)[/\\]")
@@ -33,23 +33,12 @@ def has_compiled_modules(model: torch.nn.Module) -> bool:
 @contextmanager
 def while_compiling(quiet: Callable[[bool], None]) -> Iterator[None]:
     """Inside, `quiet(True)` is called when torch.compile begins to compile, also if Dynamo is loaded later."""
-    undo: list[Callable[[], None]] = []
 
-    def watch(name: str) -> None:
-        module = sys.modules.get(name)
-        if module is not None and works(CALLBACKS):
-            undo.append(_call_around(module.callback_handler, quiet))
+    def watch(_: str, module: Any) -> Callable[[], None] | None:
+        return _call_around(module.callback_handler, quiet) if works(CALLBACKS) else None
 
-    later = AfterImport([] if _CALLBACK in sys.modules else [_CALLBACK], watch)
-    watch(_CALLBACK)
-    sys.meta_path.insert(0, later)
-    try:
+    with with_modules([_CALLBACK], watch):
         yield
-    finally:
-        with suppress(ValueError):
-            sys.meta_path.remove(later)
-        for end in undo:
-            end()
 
 
 def _call_around(handler: Any, quiet: Callable[[bool], None]) -> Callable[[], None]:

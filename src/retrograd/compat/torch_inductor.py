@@ -9,41 +9,19 @@ Loads neither Dynamo nor Inductor.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from retrograd.compat.registry import part, works
-from retrograd.core.import_hook import AfterImport
+from retrograd.core.import_hook import with_modules
 
 _INTERFACE = "torch._dynamo.device_interface"
 _BENCHMARKING, _HEURISTICS = "torch._inductor.runtime.benchmarking", "torch._inductor.runtime.triton_heuristics"
 # What times, by module: a class and its method.
 _TIMERS = {_BENCHMARKING: ("Benchmarker", "benchmark"), _HEURISTICS: ("CachingAutotuner", "bench")}
-
-
-@contextmanager
-def _with_modules(names: Sequence[str], change: Callable[[str, Any], Callable[[], None] | None]) -> Iterator[None]:
-    """Change modules that are loaded or come to be, and undo it at the end."""
-    undo: list[Callable[[], None]] = []
-
-    def begin(name: str) -> None:
-        if name in sys.modules and (end := change(name, sys.modules[name])) is not None:
-            undo.append(end)
-
-    later = AfterImport([name for name in names if name not in sys.modules], begin)
-    for name in names:
-        begin(name)
-    sys.meta_path.insert(0, later)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            sys.meta_path.remove(later)
-        for end in reversed(undo):
-            end()
 
 
 @contextmanager
@@ -69,7 +47,7 @@ def interface_of(answers: Mapping[str, Any]) -> Iterator[None]:
 
         return undo
 
-    with _with_modules([_INTERFACE], change):
+    with with_modules([_INTERFACE], change):
         yield
 
 
@@ -93,7 +71,7 @@ def untimed() -> Iterator[None]:
         kind, method = _TIMERS[name]
         return _replace(getattr(module, kind), method)
 
-    with _with_modules(list(_TIMERS), change):
+    with with_modules(list(_TIMERS), change):
         yield
 
 

@@ -164,17 +164,7 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Any, keep: Keep, pla
     device = f"ttir:{gpu.name}"
     previous, compile_stock = holder._active, JITFunction._do_compile
     driver = _driver(gpu, device)
-
-    def benchmark(call: Callable[[], Any], quantiles: Any = None, **_: Any) -> Any:
-        tune(call)
-        return 0.0 if quantiles is None else [0.0] * len(quantiles)
-
-    driver.get_benchmarker = lambda: benchmark
-    driver.get_active_torch_device = lambda: place
-    # For triton.testing.do_bench in a person's program: the pretended torch.cuda has a clock, and no cache to empty.
-    driver.get_device_interface = lambda: sys.modules["torch"].cuda
-    driver.get_empty_cache_for_benchmark = lambda: None
-    driver.clear_cache = lambda cache: None
+    _tell(driver, tune, place)
 
     @functools.wraps(compile_stock)
     def compile_ttir(
@@ -203,6 +193,21 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Any, keep: Keep, pla
         _EXECUTE.remove(execute)
         JITFunction._do_compile = compile_stock
         holder.set_active(previous)  # pyright: ignore[reportArgumentType]
+
+
+def _tell(driver: Any, tune: Callable[[Callable[[], Any]], None], place: Any) -> None:
+    """Have a driver say where torch makes tensors, and give a function in place of what times a call."""
+
+    def benchmark(call: Callable[[], Any], quantiles: Any = None, **_: Any) -> Any:
+        tune(call)
+        return 0.0 if quantiles is None else [0.0] * len(quantiles)
+
+    driver.get_benchmarker = lambda: benchmark
+    driver.get_active_torch_device = lambda: place
+    # For triton.testing.do_bench in a person's program: the pretended torch.cuda has a clock, and no cache to empty.
+    driver.get_device_interface = lambda: sys.modules["torch"].cuda
+    driver.get_empty_cache_for_benchmark = lambda: None
+    driver.clear_cache = lambda cache: None
 
 
 @contextmanager

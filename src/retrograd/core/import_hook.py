@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -31,3 +33,25 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+@contextmanager
+def with_modules(names: Sequence[str], change: Callable[[str, Any], Callable[[], None] | None]) -> Generator[None]:
+    """Change modules that are loaded or come to be, and undo it at the end."""
+    undo: list[Callable[[], None]] = []
+
+    def begin(name: str) -> None:
+        if name in sys.modules and (end := change(name, sys.modules[name])) is not None:
+            undo.append(end)
+
+    later = AfterImport([name for name in names if name not in sys.modules], begin)
+    for name in names:
+        begin(name)
+    sys.meta_path.insert(0, later)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.meta_path.remove(later)
+        for end in reversed(undo):
+            end()

@@ -202,6 +202,7 @@ def _numbers() -> dict[str, Any]:
         "can_device_access_peer": lambda device, peer: False,
         "current_blas_handle": lambda: 0,
         "default_generators": (_DefaultGenerator(),),
+        **dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), lambda device: 0),  # Dynamo's guard calls them
         "get_allocator_backend": lambda: "native",
         "get_stream_from_external": lambda pointer, device=None: _Stream(),
         "get_sync_debug_mode": lambda: 0,
