@@ -633,6 +633,22 @@ def fills_what_lies_beside_a_view():
     filling_kernel[(7,)](out[:, :9], 16, BLOCK=16)
 
 
+@specimen()
+def hands_on_what_nobody_has_written():
+    """Into memory that somebody has written, where nothing was followed."""
+    out = torch.zeros(64)
+    copy_kernel[(1,)](torch.empty(64), out, 64, BLOCK=64)
+    assert isinstance(float(out.sum()), float)
+
+
+@specimen()
+def hands_on_what_it_masks():
+    x, out = torch.empty(64), torch.zeros(64)
+    x[:50] = 1.0
+    copy_kernel[(1,)](x, out, 50, BLOCK=64)
+    assert float(out.sum()) == 50.0
+
+
 @dataclass
 class Address:
     """A place in memory that holds no tensor."""

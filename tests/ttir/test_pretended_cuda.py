@@ -247,6 +247,8 @@ def test_what_nobody_has_written_does_not_pass_a_tolerance(run, dtype):
     "use",
     [
         lambda: torch.allclose(torch.empty(4), torch.zeros(4)),
+        lambda: torch.empty(4).to(torch.int32).sum().item(),
+        lambda: torch.cat([torch.empty(4), torch.full((4,), 100.0)]).max().item(),
         lambda: torch.empty(4).nonzero().shape,
         lambda: torch.ones(4)[torch.empty(4) > 0.5].shape,
         lambda: torch.ones(2).resize_(50).sum().item(),

@@ -21,12 +21,11 @@ from retrograd.ttir.ir import SsaValue
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.program import NumpyKernel, compile_text
 from retrograd.ttir.races import OrderedRaces, UnorderedRaces
-from retrograd.ttir.storage import LearnedStorages, Pointer, Storage
+from retrograd.ttir.storage import LearnedStorages, Pointer, Storage, Undefined
 
 _CHUNK = 1 << 18  # elements of the largest tensor of a kernel that are computed at once: about 1 MiB a value
 _LEAVES_32_BITS = 1 << 31
 _MOST_ORDERED = 4096  # programs whose clocks are kept: a matrix of that many rows and columns
-Undefined = Callable[[torch.Tensor], Array | None]
 
 
 @dataclass(eq=False)
@@ -171,6 +170,7 @@ def _arguments(
         if key not in storages:
             storages[key] = Storage.of(storage)
             storages[key].undefined = undefined(tensor)
+            storages[key].begin = functools.partial(undefined, tensor, True)
         pointer = pointers[number] = Pointer.of(name, tensor, storages[key])
         storages[key].note_view(pointer)
         start = pointer.start if tensor is leaf and pointer.start != pointer.end else leaf.data_ptr()

@@ -111,6 +111,8 @@ class Memory(AccessFaults):
             view = storage.view(kind.memory)
             unsigned = f"u{kind.size}"
             storage.note_written(index, kind.size)
+            if storage.undefined is None and unknown is not None and unknown.any():
+                storage.undefined = storage.begin()
             if storage.undefined is not None:
                 cells = (index[:, None] * kind.size + np.arange(kind.size)).reshape(-1)
                 storage.undefined[cells] = False if unknown is None else np.repeat(unknown, kind.size)

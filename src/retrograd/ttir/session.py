@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from retrograd.compat import triton_autotuning
 from retrograd.compat.numpy_blas import one_thread
@@ -26,7 +25,7 @@ from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.kept_launches import RACES, KeptLaunches
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.source_remarks import source_remarks
-from retrograd.ttir.storage import Storage
+from retrograd.ttir.storage import Storage, Undefined
 
 _STAYS = 0.8  # how often a program keeps its turn where turns are long
 _MOST_DRAWN = 8  # further orders that are drawn
@@ -63,8 +62,8 @@ class _Snapshot:
     def restore(self) -> None:
         for storage, octets, marks in self.kept.values():
             storage.octets[:] = octets
-            if storage.undefined is not None and marks is not None:
-                storage.undefined[:] = marks
+            if storage.undefined is not None:
+                storage.undefined[:] = False if marks is None else marks
 
     def octets(self) -> dict[int, Array]:
         """The same storages as they are now."""
@@ -105,7 +104,7 @@ class Session:
         self.tf32 = self.exact_factors = False
         self.seed, self.lock = seed, threading.RLock()
         self._functions: dict[int, Any] = {}  # of Triton, that were launched
-        self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
+        self.undefined: Undefined = lambda tensor, begin=False: None
         self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
         self.kept: KeptLaunches | None = None
         self.trials = True

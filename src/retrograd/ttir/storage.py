@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import numpy as np
@@ -19,6 +20,12 @@ from retrograd.ttir.ir import SourcePlace
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _NOTHING = np.empty(0, np.uint8)
 _OFTEN = 4  # elements of a storage to each that is read at once, up to which all of them are decoded
+
+
+class Undefined(Protocol):
+    """Says which bytes of a tensor's storage nobody has written, None where all are; `begin`: some will be."""
+
+    def __call__(self, tensor: torch.Tensor, begin: bool = False) -> Array | None: ...
 
 
 class _Octets:
@@ -75,6 +82,7 @@ class Storage:
         octets: the bytes, as an array of uint8.
         kept: keeps the memory alive.
         undefined: which bytes nobody has written yet; None where all are defined.
+        begin: makes `undefined` where nothing was, as a kernel hands on what nobody has written.
         spare: which bytes nobody had written before the launch, where an argument is a view of a part of them.
         written: which bytes the launch has written, where that is to be known.
     """
@@ -83,6 +91,7 @@ class Storage:
     octets: Array
     kept: Any
     undefined: Array | None = None
+    begin: Callable[[], Array | None] = lambda: None
     spare: Array | None = None
     written: Array | None = None
     views: dict[Any, Array] = field(default_factory=dict)
@@ -194,7 +203,7 @@ class LearnedStorages:
         storages: so far.
     """
 
-    undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
+    undefined: Undefined = lambda tensor, begin=False: None
     storages: list[Storage] = field(default_factory=list[Storage])
     _tensors: list[ref[torch.Tensor]] = field(default_factory=list[ref[torch.Tensor]])
 
@@ -215,7 +224,7 @@ class LearnedStorages:
                 within = (addresses >= start) & (addresses < end)
                 if within.any():
                     storage = Storage.of(memory)
-                    storage.undefined = self.undefined(tensor)
+                    storage.undefined, storage.begin = self.undefined(tensor), partial(self.undefined, tensor, True)
                     self.storages.append(storage)
                     addresses = addresses[~within]
                     yield storage

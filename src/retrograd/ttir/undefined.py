@@ -20,6 +20,8 @@ from retrograd.ttir.element_types import Array
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+                    torch.uint16, torch.uint32, torch.uint64})  # fmt: skip
 _LOCK = threading.RLock()
 _RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
 
@@ -56,9 +58,15 @@ class UndefinedMemory(TorchDispatchMode):
         """Whether torch.compile may trace below it: compiled code is a program like any other."""
         return True
 
-    def of(self, tensor: torch.Tensor) -> Array | None:
-        """Which bytes of the tensor's storage are undefined, to be changed in place; None if none are."""
+    def of(self, tensor: torch.Tensor, begin: bool = False) -> Array | None:
+        """Which bytes of the tensor's storage are undefined, to be changed in place; None if none are.
+
+        `begin`: none is, but some will be.
+        """
         mask = self._mask(tensor)
+        if begin and mask is None and tensor.numel():
+            self._known[_start(tensor)] = _, mask = _unmarked(tensor.untyped_storage())
+            return mask.numpy()
         octets = None if mask is None else mask.numpy()
         return octets if octets is not None and octets.any() else None
 
@@ -152,18 +160,13 @@ class UndefinedMemory(TorchDispatchMode):
         return result
 
     def _fill(self, tensors: list[torch.Tensor], which: int) -> None:
-        """Fill undefined bytes: zeros, or ones in whole numbers and about 0.75 in floats."""
+        """Fill undefined bytes: zeros, or ones in whole numbers and 3000 in floats."""
         for tensor in tensors:
             mask = self._mask(tensor)
             if mask is not None:
-                size = tensor.element_size()
-                pattern = torch.zeros(len(mask), dtype=torch.uint8, device="cpu")
-                if which and (tensor.is_floating_point() or tensor.is_complex()):
-                    pattern.fill_(0x3F)
-                    if tensor.dtype in (torch.float64, torch.complex128):
-                        pattern[6::8] = 0xE8  # else 0.0005, which every tolerance lets pass
-                elif which:
-                    pattern[::size] = 1
+                pattern = (
+                    _filling(tensor.dtype, len(mask)) if which else torch.zeros(1, dtype=torch.uint8, device="cpu")
+                )
                 octets = _octets(tensor)
                 octets.copy_(torch.where(mask, pattern, octets))
 
@@ -207,6 +210,17 @@ class UndefinedMemory(TorchDispatchMode):
         file, line = _caller(sys._getframe(3))
         detail = f"a value that leaves torch by {name} depends on memory that nobody has written"
         self._faults().add(KernelFault("uninitialised", "", AccessAt("reads", file, line), detail=detail))
+
+
+def _filling(dtype: torch.dtype, count: int) -> torch.Tensor:
+    """So many bytes of numbers that are not 0, nor made 0 of, and more than most numbers beside them.
+
+    Of 0.75 conversions to whole numbers made 0, and a maximum passed over it. Floats of 8 bits have no 3000.
+    """
+    if dtype.itemsize == 1:
+        return torch.full((count,), 1 if dtype in _WHOLE else 0x45, dtype=torch.uint8, device="cpu")
+    number = 1 if dtype in _WHOLE else 3000.0
+    return torch.full((-(-count // dtype.itemsize),), number, dtype=dtype, device="cpu").view(torch.uint8)[:count]
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
