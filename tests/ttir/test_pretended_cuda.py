@@ -275,3 +275,19 @@ def test_the_default_generator_has_a_seed_and_an_offset(gpu):
     assert int(generator.get_state().view(torch.int64)[0]) == -1
     drawn = torch.randn(3, generator=generator), torch.randn(3, device="cuda")
     assert torch.equal(*drawn)
+
+
+def test_what_is_overwritten_is_written_and_the_rest_is_not(run):
+    cache, lost = torch.empty(4, 8, device="cuda"), torch.empty(8, device="cuda")
+    cache[1] = 2.0
+    cache[2] = torch.arange(8.0, device="cuda")
+    cache[3, :5].copy_(torch.zeros(5, device="cuda"), non_blocking=True)
+    cache[torch.tensor([3, 3, 3], device="cuda"), torch.tensor([5, 6, 7], device="cuda")] = 0.0
+    assert cache[1:].sum().item() == 44.0
+    assert not run.faults
+    cache[1] = lost
+    cache[2].add_(lost)
+    for row in (0, 1, 2):
+        run.forget_faults()
+        cache[row].sum().item()
+        assert [fault.kind for fault in run.faults] == ["uninitialised"]

@@ -23,6 +23,7 @@ _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_em
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
                     torch.uint16, torch.uint32, torch.uint64})  # fmt: skip
 _LOCK = threading.RLock()
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "index_put_"})
 _RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
 
 
@@ -101,6 +102,9 @@ class UndefinedMemory(TorchDispatchMode):
             tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             touched = [t for t in tensors.values() if self._marks(t) is not None]
             if touched:
+                adds = name == "index_put_" and any(args[3:])
+                if name in _OVERWRITING and not (adds or kwargs) and all(t is args[0] for t in touched):
+                    return self._overwritten(func, name, args)
                 with self._lock:
                     return self._twice(func, name, args, kwargs, touched)
         result = func(*args, **kwargs)
@@ -108,6 +112,16 @@ class UndefinedMemory(TorchDispatchMode):
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
                     self._fresh(tensor, name in _EMPTY)
+        return result
+
+    def _overwritten(self, func: Any, name: str, args: Any) -> torch.Tensor:
+        """Run an operator that reads nothing of what it writes: caches are large, and filled row by row."""
+        result = func(*args)
+        if (marks := self._marks(args[0])) is not None:
+            if name == "index_put_":
+                func(marks, args[1], torch.zeros((), dtype=torch.bool, device="cpu"))
+            else:
+                marks.fill_(False)
         return result
 
     def _twice(self, func: Any, name: str, args: Any, kwargs: Any, touched: list[torch.Tensor]) -> Any:
