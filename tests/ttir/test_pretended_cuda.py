@@ -287,7 +287,10 @@ def test_what_is_overwritten_is_written_and_the_rest_is_not(run):
     assert not run.faults
     cache[1] = lost
     cache[2].add_(lost)
-    for row in (0, 1, 2):
+    cache[0].copy_(cache[0])
+    lost.copy_(lost)
+    lost.index_put_((torch.arange(8, device="cuda"),), torch.ones(8, device="cuda"), accumulate=True)
+    for values in (*cache[:3], lost):
         run.forget_faults()
-        cache[row].sum().item()
+        values.sum().item()
         assert [fault.kind for fault in run.faults] == ["uninitialised"]

@@ -102,8 +102,8 @@ class UndefinedMemory(TorchDispatchMode):
             tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             touched = [t for t in tensors.values() if self._marks(t) is not None]
             if touched:
-                adds = name == "index_put_" and any(args[3:])
-                if name in _OVERWRITING and not (adds or kwargs) and all(t is args[0] for t in touched):
+                reads = kwargs or any(a is args[0] for a in args[1:]) or (name == "index_put_" and any(args[3:]))
+                if name in _OVERWRITING and not reads and all(t is args[0] for t in touched):
                     return self._overwritten(func, name, args)
                 with self._lock:
                     return self._twice(func, name, args, kwargs, touched)
