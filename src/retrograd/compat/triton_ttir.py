@@ -171,6 +171,8 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Any, keep: Keep, pla
         self: Any, key: Any, signature: Any, device_: Any, constexprs: Any, options: Any, attrs: Any, *rest: Any,
         **named: Any,
     ) -> Any:  # fmt: skip
+        # Not the one of `_for_launchers`: a JITFunction takes what it finds when it is launched first, and keeps it.
+        self.compile = getattr(self.compile, "__wrapped__", self.compile)
         if device_ != device:
             return compile_stock(self, key, signature, device_, constexprs, options, attrs, *rest, **named)
         kernels, _, target, backend, _ = self.device_caches[device_]
@@ -226,7 +228,7 @@ def _for_launchers(gpu: GpuDescription, driver: Any, keep: Keep) -> Iterator[Non
     @functools.wraps(stock)
     def compile(src: Any, target: Any = None, options: Any = None, *rest: Any, **named: Any) -> Any:
         make = functools.partial(stock, src, target, options, *rest, **named)
-        if not _EXECUTE or not isinstance(src, ASTSource):  # a JITFunction keeps this function for later
+        if not _EXECUTE or not isinstance(src, ASTSource):
             return make()
         target = target or driver.get_current_target()
         backend = make_backend(target)
