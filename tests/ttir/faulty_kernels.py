@@ -642,6 +642,15 @@ def hands_on_what_nobody_has_written():
 
 
 @specimen()
+def hands_it_on_into_what_was_empty():
+    """Into memory that nobody had written, and somebody has since."""
+    out = torch.empty(64)
+    out.zero_()
+    copy_kernel[(1,)](torch.empty(64), out, 64, BLOCK=64)
+    assert isinstance(float(out.sum()), float)
+
+
+@specimen()
 def hands_on_what_it_masks():
     x, out = torch.empty(64), torch.zeros(64)
     x[:50] = 1.0

@@ -31,6 +31,7 @@ FAULTS = {
     "reads_crooked": ("misaligned", "x_ptr", 1, "an access of 4 bytes"),
     "sums_what_nobody_has_written": ("uninitialised", "", None, "depends on memory that nobody has written"),
     "hands_on_what_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
+    "hands_it_on_into_what_was_empty": ("uninitialised", "", None, "a value that leaves torch"),
     "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
     "waits_for_ever": ("endless loop", "", None, "3 programs wait here for what no program will do"),
     "waits_alone_for_ever": ("endless loop", "", None, "waits here for what no other will do"),

@@ -109,7 +109,7 @@ def cpu_triton(
             stack.enter_context(pretended(told, shared=undefined.forget))
         stack.enter_context(planning(told))
         if follow_undefined:
-            stack.enter_context(hearing_threads(lambda: undefined))
+            stack.enter_context(hearing_threads(undefined))
             session.undefined, session.alone = stack.enter_context(undefined).of, undefined.paused
         stack.callback(session.close)
         yield session

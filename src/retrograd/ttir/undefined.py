@@ -67,9 +67,8 @@ class UndefinedMemory(TorchDispatchMode):
         mask = self._mask(tensor)
         if begin and mask is None and tensor.numel():
             self._known[_start(tensor)] = _, mask = _unmarked(tensor.untyped_storage())
-            return mask.numpy()
         octets = None if mask is None else mask.numpy()
-        return octets if octets is not None and octets.any() else None
+        return octets if octets is not None and (begin or octets.any()) else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -271,7 +271,7 @@ def gpu(
         stack.enter_context(_replaced(torch.backends.cuda, built_answers()))
         stack.enter_context(_replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
-        everywhere = around_backwards(mode.again), hearing_threads(lambda: mode)
+        everywhere = around_backwards(mode.again), hearing_threads(mode)
         for context in (pretended_shortcuts(), eagerly(), *everywhere, mode):
             stack.enter_context(context)
         replace_custom_functions(_hearing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 _PASSING = ("threading", "concurrent.futures", "concurrent.futures.thread", __name__)
@@ -13,8 +13,8 @@ _OWN = "retrograd."
 
 
 @contextlib.contextmanager
-def hearing_threads(*contexts: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
-    """Have threads that are started inside run in these contexts: modes of torch are each thread's own.
+def hearing_threads(context: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """Have threads that are started inside run in a context that may be entered often: modes of torch are a thread's.
 
     Those that this library starts are left alone: it enters what it needs, and its self-tests want none.
     """
@@ -26,9 +26,7 @@ def hearing_threads(*contexts: Callable[[], contextlib.AbstractContextManager[ob
 
             def inside() -> None:
                 vars(thread).pop("run", None)  # which would keep the thread for ever
-                with contextlib.ExitStack() as stack:
-                    for context in contexts:
-                        stack.enter_context(context())
+                with context:
                     run()
 
             thread.run = inside  # type: ignore[method-assign]
