@@ -187,9 +187,10 @@ def main() -> int:
                 sep=" | ",
             )
     told = {row["file"] for row in rows if "out of bounds" in row.get("kinds", [])}
+    listed = {row["file"] for row in rows} & INVALID
     print(
-        f"{len(rows)} programs, {sum(not r['rc'] for r in rows)} run; of {len(INVALID)} with invalid accesses "
-        f"{len(told & INVALID)} are told, and {sorted(told - INVALID)}; not told: {sorted(INVALID - told)}"
+        f"{len(rows)} programs, {sum(not r['rc'] for r in rows)} run; of {len(listed)} with invalid accesses "
+        f"{len(told & listed)} are told, and {sorted(told - listed)}; not told: {sorted(listed - told)}"
     )
     return 0
 
