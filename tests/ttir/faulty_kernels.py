@@ -658,6 +658,20 @@ def hands_on_what_it_masks():
     assert float(out.sum()) == 50.0
 
 
+@specimen()
+def takes_nought_times_what_nobody_has_written():
+    """Which is no number where memory holds none."""
+    factors = torch.zeros(64)
+    assert isinstance(float((torch.empty(64) * factors).sum()), float)
+
+
+@specimen()
+def leaves_out_what_nobody_has_written():
+    products = torch.addmm(torch.empty(4, 4), torch.ones(4, 4), torch.ones(4, 4), beta=0)
+    assert float(products.sum()) == 64.0
+    assert float(torch.where(torch.ones(64, dtype=torch.bool), 2.0, torch.empty(64)).sum()) == 128.0
+
+
 @dataclass
 class Address:
     """A place in memory that holds no tensor."""

@@ -23,7 +23,11 @@ _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_em
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
                     torch.uint16, torch.uint32, torch.uint64})  # fmt: skip
 _LOCK = threading.RLock()
+_LARGE = 3000.0  # not 0 nor made 0 of, as 0.75 by conversions to whole numbers, and more than most numbers beside it
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "index_put_"})
+# 0 times what is not a number is not one either, and memory may hold that.
+_PRODUCTS = frozenset({"mul", "mul_", "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmm_", "addmv", "addmv_", "addbmm",
+                       "addbmm_", "baddbmm", "baddbmm_", "addr", "addr_", "addcmul", "addcmul_", "convolution"})  # fmt: skip
 _RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
 
 
@@ -129,7 +133,7 @@ class UndefinedMemory(TorchDispatchMode):
         storages = {t.untyped_storage().data_ptr(): _octets(t) for t in (*touched, *written)}
         before = {start: octets.clone() for start, octets in storages.items()}
         random = torch.get_rng_state()
-        self._fill(touched, 0)
+        self._fill(touched, math.nan if name in _PRODUCTS else 0.0)
         first = func(*args, **kwargs)
         kept = [_octets(t).clone() if isinstance(t, torch.Tensor) else t for t in tree_leaves(first)]
         moved = [(t, _octets(t).clone()) for t in written if _start(t) not in storages]  # its out= was too small
@@ -137,7 +141,7 @@ class UndefinedMemory(TorchDispatchMode):
         for start, octets in storages.items():
             octets.copy_(before[start])
         torch.set_rng_state(random)
-        self._fill(touched, 1)
+        self._fill(touched, _LARGE)
         second = func(*args, **kwargs)
         for tensor in written:
             if (start := _start(tensor)) not in storages:
@@ -172,16 +176,13 @@ class UndefinedMemory(TorchDispatchMode):
             self._known[storage.data_ptr()] = weakref.ref(storage), marks
         return result
 
-    def _fill(self, tensors: list[torch.Tensor], which: int) -> None:
-        """Fill undefined bytes: zeros, or ones in whole numbers and 3000 in floats."""
+    def _fill(self, tensors: list[torch.Tensor], number: float) -> None:
+        """Fill undefined bytes with a number."""
         for tensor in tensors:
             mask = self._mask(tensor)
             if mask is not None:
-                pattern = (
-                    _filling(tensor.dtype, len(mask)) if which else torch.zeros(1, dtype=torch.uint8, device="cpu")
-                )
                 octets = _octets(tensor)
-                octets.copy_(torch.where(mask, pattern, octets))
+                octets.copy_(torch.where(mask, _filling(tensor.dtype, number, len(mask)), octets))
 
     def _fresh(self, tensor: torch.Tensor, undefined: bool | torch.Tensor) -> None:
         """A tensor with memory of its own: what lay there before is forgotten."""
@@ -225,14 +226,13 @@ class UndefinedMemory(TorchDispatchMode):
         self._faults().add(KernelFault("uninitialised", "", AccessAt("reads", file, line), detail=detail))
 
 
-def _filling(dtype: torch.dtype, count: int) -> torch.Tensor:
-    """So many bytes of numbers that are not 0, nor made 0 of, and more than most numbers beside them.
-
-    Of 0.75 conversions to whole numbers made 0, and a maximum passed over it. Floats of 8 bits have no 3000.
-    """
+def _filling(dtype: torch.dtype, number: float, count: int) -> torch.Tensor:
+    """So many bytes of a number; in whole numbers, and in floats of 8 bits, 0 or what is large there."""
+    large = number == _LARGE
+    if dtype in _WHOLE:
+        number, large = float(large), False
     if dtype.itemsize == 1:
-        return torch.full((count,), 1 if dtype in _WHOLE else 0x45, dtype=torch.uint8, device="cpu")
-    number = 1 if dtype in _WHOLE else 3000.0
+        return torch.full((count,), 0x45 if large else int(number > 0), dtype=torch.uint8, device="cpu")
     return torch.full((-(-count // dtype.itemsize),), number, dtype=dtype, device="cpu").view(torch.uint8)[:count]
 
 
