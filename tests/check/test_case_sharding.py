@@ -144,6 +144,22 @@ def test_one_line_along_all_inputs_finds_what_a_line_for_each_does():
     assert [f.tensor for f in adjoint.check(broken, broken.base).findings] == ["grad w"]
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_inputs_of_which_a_joint_line_says_little_have_lines_of_their_own(factor):
+    """The gradient of b is a ten-thousandth of the others': what is wrong in it would hardly show beside them."""
+    fn = with_backward(lambda x, w, b: x * w + 1e-4 * b, lambda dy, x, w, b: (dy * w, dy * x, factor * 1e-4 * dy))
+    spec = rg.op(fn, None, {name: rg.tensor("M", "N") for name in "xwb"}, dtypes=("float32",))
+    joint = StageContext.of(spec, "float32", launched=lambda: True)
+    out = adjoint.check(joint, joint.base)
+    alone = StageContext.of(spec, "float32")
+    assert [f.tensor for f in out.findings] == [f.tensor for f in adjoint.check(alone, alone.base).findings]
+    if factor != 1.0:  # which the joint line shows without saying of which input
+        assert [f.tensor for f in out.findings] == ["grad b"]
+        return
+    assert out.notes[0].startswith("x, w moved at once")
+    assert joint.runner.calls < alone.runner.calls
+
+
 def test_the_first_finding_is_told_before_its_smallest_case_is_looked_for():
     told: list[tuple[str, str]] = []
     runs: list[int] = []

@@ -268,7 +268,7 @@ class Float64(UnwrappedMode):
                     return self._dispatch(func, args, kwargs or {})
         out = self._dispatch(func, args, kwargs or {})
         if self._sums:
-            contractions.note(func, args, kwargs or {}, out)
+            contractions.note(func, args, out)
         return out
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

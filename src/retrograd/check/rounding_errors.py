@@ -39,7 +39,7 @@ class Tf32Factors(UnwrappedMode):
             args = (*args[:first], *map(_cut_to_tf32, args[first : first + 2]), *args[first + 2 :])
         out = func(*args, **kwargs)
         if self._sums:
-            contractions.note(func, args, kwargs, out)
+            contractions.note(func, args, out)
         return out
 
 

@@ -27,7 +27,8 @@ _LARGE = 3000.0  # not 0 nor made 0 of, as 0.75 by conversions to whole numbers,
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "index_put_"})
 # 0 times what is not a number is not one either, and memory may hold that.
 _PRODUCTS = frozenset({"mul", "mul_", "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmm_", "addmv", "addmv_", "addbmm",
-                       "addbmm_", "baddbmm", "baddbmm_", "addr", "addr_", "addcmul", "addcmul_", "convolution"})  # fmt: skip
+                       "addbmm_", "baddbmm", "baddbmm_", "addr", "addr_", "addcmul", "addcmul_",
+                       "convolution"})  # fmt: skip
 _RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
 
 

@@ -152,7 +152,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     together = _together(lines)
     powers = list(together.values())
     if powers:
-        out.notes.append("all inputs moved at once, as kernels run without a GPU; level full moves each alone")
+        moved = "all inputs" if len(powers) == len(grads) else ", ".join(together)
+        out.notes.append(f"{moved} moved at once, as kernels run without a GPU; level full moves each alone")
     for name, grad in grads.items():
         if name in together:
             continue
@@ -225,19 +226,23 @@ def _of_reference(context: StageContext, case: Case, lines: list[Line]) -> CaseO
 
 
 def _together(lines: list[Line]) -> dict[str, float]:
-    """All inputs moved at once, which costs as much as one of them.
+    """All inputs moved at once, which costs as much as one of them; then those of which that says little, and so on.
 
-    The smallest relative errors that this would have shown, by input; nothing where it shows something, or says little
-    of one: then all want a line of their own.
+    The smallest relative errors that this would have shown, by input; of one that is not there it says little, or
+    something is wrong along the line that it shares: it wants a line of its own.
     """
-    if len(lines) < 2:
-        return {}
-    first, *others = lines
-    value, allowed = replace(first, others=tuple(others)).judge()
-    if not abs(value) <= allowed < math.inf:
-        return {}
-    powers = {at.name: allowed / at.size() if at.size() > 0 else math.inf for at in (first, *others)}
-    return powers if max(powers.values()) <= CLEAR else {}
+    powers: dict[str, float] = {}
+    while len(lines) > 1:
+        first, *others = lines
+        value, allowed = replace(first, others=tuple(others)).judge()
+        if not abs(value) <= allowed < math.inf:
+            break
+        clear = {at.name: allowed / at.size() for at in lines if at.size() > 0 and allowed <= CLEAR * at.size()}
+        if not clear:
+            break
+        powers |= clear
+        lines = [at for at in lines if at.name not in clear]
+    return powers
 
 
 def _confirmed(line: Callable[[int], Line], first: int) -> bool:
