@@ -666,6 +666,29 @@ def takes_nought_times_what_nobody_has_written():
 
 
 @specimen()
+def hands_numpy_what_is_written_in_part():
+    out = torch.empty(64, device="cuda")
+    copy_kernel[(1,)](torch.ones(64, device="cuda"), out, 50, BLOCK=64)
+    assert out.cpu().numpy()[:50].sum() == 50.0
+
+
+@specimen()
+def lists_what_is_written_in_part():
+    out = torch.empty(64)
+    copy_kernel[(1,)](torch.ones(64), out, 50, BLOCK=64)
+    assert len(out.tolist()) == 64
+
+
+@specimen()
+def has_numpy_fill_memory():
+    out = torch.empty(64)
+    out.numpy()[:] = 1.0
+    copy_kernel[(1,)](out, torch.zeros(64), 64, BLOCK=64)
+    copy_kernel[(1,)](torch.ones(64), rest := torch.empty(64), 50, BLOCK=64)
+    assert (float(out.sum()), len(rest[:50].tolist())) == (64.0, 50)
+
+
+@specimen()
 def leaves_out_what_nobody_has_written():
     products = torch.addmm(torch.empty(4, 4), torch.ones(4, 4), torch.ones(4, 4), beta=0)
     assert float(products.sum()) == 64.0

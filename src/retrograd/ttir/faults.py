@@ -13,10 +13,11 @@ from retrograd.core.wording import count
 Kind = Literal[
     "out of bounds", "overflow", "between rows", "misaligned", "uninitialised", "race", "same value", "assertion",
     "endless loop", "order", "autotune", "beyond a view",
+    "left unwritten",
 ]  # fmt: skip
 Program = tuple[int, int, int]
 # What is a note about a kernel that is right, and not a mistake in it.
-MILD: frozenset[str] = frozenset({"same value", "order", "beyond a view"})
+MILD: frozenset[str] = frozenset({"same value", "order", "beyond a view", "left unwritten"})
 
 
 @dataclass(frozen=True)

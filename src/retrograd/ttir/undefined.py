@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.compat.torch_dispatch import HigherOrderOperator, implements_operators, schema, tree_leaves
 from retrograd.compat.torch_library import cuda_kernel
+from retrograd.core.wording import count
 from retrograd.ttir.element_types import Array
-from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
+from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, Kind
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -58,6 +59,7 @@ class UndefinedMemory(TorchDispatchMode):
         self._faults, self._pretends, self._here = faults, pretends, _Here()
         self._lock = lock
         self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+        self._untouched: set[int] = set()  # those of which nothing is written either
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -70,6 +72,7 @@ class UndefinedMemory(TorchDispatchMode):
         `begin`: none is, but some will be.
         """
         mask = self._mask(tensor)
+        self._untouched.discard(_start(tensor))
         if begin and mask is None and tensor.numel():
             self._known[_start(tensor)] = _, mask = _unmarked(tensor.untyped_storage())
         octets = None if mask is None else mask.numpy()
@@ -84,8 +87,19 @@ class UndefinedMemory(TorchDispatchMode):
         finally:
             self._here.paused = before
 
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Take all of the tensor's storage for written, as where NumPy has it too."""
+    def leaves(self, tensor: torch.Tensor, how: str) -> None:
+        """NumPy has a tensor's memory from now on, and reads it or fills it: all of it is taken for written.
+
+        What is left of a tensor that is written in part is noted; a list has numbers, so that any is told.
+        """
+        with self.paused():
+            marks = self._marks(tensor)
+            left = 0 if marks is None else int(marks.any(-1).sum())
+        if how == "tolist":
+            return self._tell(how) if left else None
+        if left and _start(tensor) not in self._untouched:
+            detail = f"nobody has written {left} of the {count(tensor.numel(), 'element')} that NumPy is given here"
+            self._add("left unwritten", detail)
         self._known.pop(_start(tensor), None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,6 +135,7 @@ class UndefinedMemory(TorchDispatchMode):
     def _overwritten(self, func: Any, name: str, args: Any) -> torch.Tensor:
         """Run an operator that reads nothing of what it writes: caches are large, and filled row by row."""
         result = func(*args)
+        self._untouched.discard(_start(args[0]))
         if (marks := self._marks(args[0])) is not None:
             if name == "index_put_":
                 func(marks, args[1], torch.zeros((), dtype=torch.bool, device="cpu"))
@@ -147,6 +162,7 @@ class UndefinedMemory(TorchDispatchMode):
         for tensor in written:
             if (start := _start(tensor)) not in storages:
                 continue
+            self._untouched.discard(start)
             if self._mask(tensor) is None:
                 self._known[start] = _unmarked(tensor.untyped_storage())
             # Each element has a byte in which the fillings differ, so that one which was not written stays undefined.
@@ -191,6 +207,9 @@ class UndefinedMemory(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         self._known.pop(storage.data_ptr(), None)
+        self._untouched.discard(storage.data_ptr())
+        if undefined is True:
+            self._untouched.add(storage.data_ptr())
         if not storage.nbytes() or undefined is False or (undefined is not True and not undefined.any()):
             return
         mask = torch.ones(storage.nbytes(), dtype=torch.bool, device="cpu") if undefined is True else undefined
@@ -222,9 +241,11 @@ class UndefinedMemory(TorchDispatchMode):
         return marks if marks is not None and marks.any() else None
 
     def _tell(self, name: str) -> None:
+        self._add("uninitialised", f"a value that leaves torch by {name} depends on memory that nobody has written")
+
+    def _add(self, kind: Kind, detail: str) -> None:
         file, line = _caller(sys._getframe(3))
-        detail = f"a value that leaves torch by {name} depends on memory that nobody has written"
-        self._faults().add(KernelFault("uninitialised", "", AccessAt("reads", file, line), detail=detail))
+        self._faults().add(KernelFault(kind, "", AccessAt("reads", file, line), detail=detail))
 
 
 def _filling(dtype: torch.dtype, number: float, count: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ from retrograd.runtime.triton.fake_threads import hearing_threads
 
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 _VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
-Shared = Callable[[torch.Tensor], None]
+Leaves = Callable[[torch.Tensor, str], None]
 # Of each GPU that is pretended, the innermost last: has functions that a call of torch calls hear of it again.
 _AGAIN: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
@@ -42,7 +42,7 @@ _WRAPPER = type(_ASKS_CUDA)
 _NAMES_PLACE = (str, torch.device)
 _FRESH = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, torch.Tensor.new_empty,
                     torch.Tensor.new_empty_strided})  # fmt: skip
-_SHARING = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+_LEAVING = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
 _PASSING = ("torch.utils._device", "torch.overrides")
 # Functions that make a tensor on the default device where they are told of none.
 _MAKERS = frozenset(
@@ -79,12 +79,12 @@ class _OnCpu(TorchFunctionMode):
         knowing: prefixes of the modules that are told the truth about `is_cuda` and `device`.
         devices: whether the others hear of `device` what they hear of `is_cuda`.
         repeats: whether fresh memory always holds the same.
-        shared: called with a tensor whose memory NumPy has from now on, too.
+        leaves: called with a tensor whose memory NumPy has from now on, or whose numbers Python gets, and by what.
     """
 
-    def __init__(self, knowing: tuple[str, ...], devices: bool, repeats: bool, shared: Shared) -> None:
+    def __init__(self, knowing: tuple[str, ...], devices: bool, repeats: bool, leaves: Leaves) -> None:
         super().__init__()
-        self._knowing, self._devices, self._repeats, self._shared = knowing, devices, repeats, shared
+        self._knowing, self._devices, self._repeats, self._leaves = knowing, devices, repeats, leaves
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
         self.default: torch.device | None = None  # that was chosen for tensors that are told of none
@@ -124,8 +124,8 @@ class _OnCpu(TorchFunctionMode):
             return -1 if args[0] in self._on_cpu else 0
         if func is torch.Tensor.pin_memory:
             return args[0]
-        if func in _SHARING:
-            self._shared(args[0])
+        if func in _LEAVING:
+            self._leaves(args[0], func.__name__)
         self._here.answering = True
         try:
             result = self._placed(func, args, kwargs or {})
@@ -199,7 +199,7 @@ def _asker(frame: FrameType) -> str:
 @contextlib.contextmanager
 def gpu(
     target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False, repeats: bool = False,
-    shared: Shared = lambda tensor: None,
+    leaves: Leaves = lambda tensor, how: None,
 ) -> Iterator[None]:  # fmt: skip
     """Let code of a person's own believe in a GPU of this architecture.
 
@@ -208,11 +208,11 @@ def gpu(
         knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
         devices: whether `device` of a tensor that nobody asked for on the CPU is the GPU, too.
         repeats: whether memory that nobody has written always holds the same.
-        shared: called with a tensor whose memory NumPy has from now on, too, and may write to.
+        leaves: called with a tensor whose memory NumPy has from now on, and may write to, or whose numbers Python gets.
     """
     stock_generator, stock_module, stock_fork = torch.Generator, torch.get_device_module, torch.random.fork_rng
     stock_default, stock_set, stock_compile = torch.get_default_device, torch.set_default_device, torch.compile
-    mode, stack = _OnCpu(knowing, devices, repeats, shared), ExitStack()
+    mode, stack = _OnCpu(knowing, devices, repeats, leaves), ExitStack()
     function = torch.autograd.function.BackwardCFunction
     stock_apply: Any = function.apply
     may_compile = "torch._dynamo" not in sys.modules
