@@ -62,6 +62,14 @@ def test_bits_that_depend_on_the_choice_are_a_note_and_a_finding_where_they_are_
     assert not any("autotuning" in note for note in rows["two blocks"]["notes"])
 
 
+def test_an_op_that_chooses_by_a_clock_of_its_own_is_said_to(rows):
+    said = {
+        name for name, row in rows.items() for note in row.get("notes", ()) if "times its launches by itself" in note
+    }
+    assert said == {"by the fastest"}
+    assert rows["by the fastest"]["verdict"] == "proved"
+
+
 def test_a_level_says_how_many_it_left_out(rows):
     assert any("4 of 6 configurations of autotuned kernels" in note for note in rows["many"]["notes"])
 

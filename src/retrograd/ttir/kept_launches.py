@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from retrograd.compat.triton_autotuning import ChosenConfigurations
+from retrograd.runtime.triton.fake_cuda_module import timings
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList, KernelFault, LaunchRecord
@@ -53,6 +54,7 @@ class KeptLaunches:
     Attributes:
         stuck: what was said of kernels that did not end, by name: their other launches have fewer rounds to end.
         choices: of autotuners, in sessions that run them with their first configurations.
+        timings: how often programs had asked before how long something takes.
     """
 
     def __init__(self) -> None:
@@ -60,6 +62,7 @@ class KeptLaunches:
         self.stuck: dict[str, EndlessLoopError] = {}
         self._launches: dict[Any, KeptLaunch] = {}
         self._bytes = 0
+        self.timings = timings()
 
     @staticmethod
     def key(execution: Execution) -> Any:

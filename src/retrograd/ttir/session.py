@@ -18,6 +18,7 @@ from retrograd.compat.registry import works
 from retrograd.compat.torch_dispatch import without_functions
 from retrograd.compat.triton_launch import KernelLaunch, Proceed
 from retrograd.compat.triton_ttir import LaunchedKernel, library_folder
+from retrograd.runtime.triton.fake_cuda_module import timings
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, LaunchRecord
@@ -118,6 +119,11 @@ class Session:
         self._choices = triton_autotuning.ChosenConfigurations(self._start)
         self.configurations, self.chosen = self._choices.known, self._choices.latest
         self._trial: _Snapshot | None = None
+
+    @property
+    def times_itself(self) -> bool:
+        """Whether somebody has timed launches in this verification, who may choose by it: a library's own tuner."""
+        return self.kept is not None and timings() > self.kept.timings
 
     def keep(self, kept: KeptLaunches) -> None:
         """Put launches in place that come again, with the choices of other sessions that try nothing else."""

@@ -26,10 +26,10 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     if context.emulated() and config.interpreting():
         out.notes.append("kernels were interpreted, one program after another: no race between programs can show")
     differing, name, told = 0, "", None
-    executed = cpu_kernels.current() is not None
+    executed = cpu_kernels.current()
     launched = False
     for number in range(n - 1):
-        with cpu_kernels.session(number + 1) if executed else nullcontext() as session:
+        with cpu_kernels.session(number + 1) if executed is not None else nullcontext() as session:
             again = context.runner.run(case)
         launched = launched or bool(session and session.launches)
         differs = again.first_difference(first)
@@ -54,6 +54,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
             unknown = "how far cannot be said without a reference"
             out.notes.append(f"{message}, {within if context.spec.reference else unknown}")
             out.power, out.power_text = None, f"not bitwise repeatable: {differing} of {n - 1} repeats differ"
+    if executed is not None and executed.times_itself:
+        out.notes.append("the op times its launches by itself: of what it chooses from only the first was checked")
     tuned = configurations.compare(context, case)
     out.power_text += f"; {tuned.power_text}" * bool(tuned.power_text)
     out.add(tuned)

@@ -42,6 +42,7 @@ class _Event:
     """
 
     _records = itertools.count()
+    asked = 0  # how often somebody wanted to know how long something takes
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._at = 0
@@ -50,6 +51,7 @@ class _Event:
         self._at = next(self._records)
 
     def elapsed_time(self, end: _Event) -> float:
+        _Event.asked += 1
         return 1e3 * (end._at - self._at)
 
     def synchronize(self) -> None: ...
@@ -58,6 +60,11 @@ class _Event:
 
     def query(self) -> bool:
         return True
+
+
+def timings() -> int:
+    """How often programs have asked so far how long something takes."""
+    return _Event.asked
 
 
 class _Stream(contextlib.nullcontext):
