@@ -25,26 +25,27 @@ def examined() -> dict:
     return json.loads(run("tests/codegen/examine.py"))
 
 
-@pytest.fixture(scope="session")
-def gate(request, tmp_path_factory) -> dict:
-    """Facts and faults of the norm kernels, the covering set for every target that is asked for."""
+def _gated(request, tmp_path_factory, fixture: str, program: str, family: str) -> dict:
+    """Facts and faults of a family's kernels, the covering set for every target that tests with this fixture ask for."""
     pytest.importorskip("triton")
     out = tmp_path_factory.mktemp("gate") / "gate.json"
-    asking = [item for item in request.session.items if "gate" in getattr(item, "fixturenames", ())]
+    asking = [item for item in request.session.items if fixture in getattr(item, "fixturenames", ())]
     wanted = sorted({item.callspec.params["target"] for item in asking})
-    text = run("benchmarks/codegen_norm.py", "--json", str(out), "--targets", *wanted, codes=(0, 1))
-    SUMMARY.append("norm, " + next(line for line in text.splitlines() if " kernels for " in line))
+    text = run(program, "--json", str(out), "--targets", *wanted, codes=(0, 1))
+    SUMMARY.append(f"{family}, " + next(line for line in text.splitlines() if " kernels for " in line))
     return json.loads(out.read_text())
 
 
 @pytest.fixture(scope="session")
-def msda_gate(tmp_path_factory) -> dict:
-    """Facts and faults of the kernels of deformable attention, the covering set for every target."""
-    pytest.importorskip("triton")
-    out = tmp_path_factory.mktemp("gate") / "msda.json"
-    text = run("benchmarks/codegen_msda.py", "--json", str(out), codes=(0, 1))
-    SUMMARY.append("msda, " + next(line for line in text.splitlines() if " kernels for " in line))
-    return json.loads(out.read_text())
+def gate(request, tmp_path_factory) -> dict:
+    """Facts and faults of the norm kernels."""
+    return _gated(request, tmp_path_factory, "gate", "benchmarks/codegen_norm.py", "norm")
+
+
+@pytest.fixture(scope="session")
+def msda_gate(request, tmp_path_factory) -> dict:
+    """Facts and faults of the kernels of deformable attention."""
+    return _gated(request, tmp_path_factory, "msda_gate", "benchmarks/codegen_msda.py", "msda")
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
