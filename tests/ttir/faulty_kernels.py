@@ -695,6 +695,58 @@ def leaves_out_what_nobody_has_written():
     assert float(torch.where(torch.ones(64, dtype=torch.bool), 2.0, torch.empty(64)).sum()) == 128.0
 
 
+@triton.jit
+def block_sums_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, SWAPS: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0)
+    if SWAPS:
+        tl.atomic_xchg(out_ptr + offsets, values, mask=offsets < n)
+    else:
+        tl.atomic_add(out_ptr, tl.sum(values, 0))
+
+
+@specimen()
+def adds_to_what_nobody_has_written():
+    out = torch.empty(1)
+    block_sums_kernel[(4,)](torch.ones(64), out, 64, BLOCK=16, SWAPS=False)
+    assert isinstance(float(out), float)
+
+
+@specimen()
+def adds_what_nobody_has_written():
+    out = torch.zeros(1)
+    block_sums_kernel[(4,)](torch.empty(64), out, 64, BLOCK=16, SWAPS=False)
+    assert isinstance(float(out), float)
+
+
+@specimen()
+def swaps_into_what_nobody_has_written():
+    """And adds no more than has been written."""
+    x, out, total = torch.empty(64), torch.empty(64), torch.zeros(1)
+    x[:50] = 1.0
+    block_sums_kernel[(4,)](x, out, 50, BLOCK=16, SWAPS=True)
+    block_sums_kernel[(4,)](x, total, 50, BLOCK=16, SWAPS=False)
+    assert float(out[:50].sum()) == float(total) == 50.0
+
+
+@triton.jit
+def last_one_kernel(counter_ptr, out_ptr, SWAPS: tl.constexpr):
+    if SWAPS:
+        tl.atomic_xchg(counter_ptr + tl.arange(0, 2) * 0, 0)
+    if tl.atomic_add(counter_ptr, 1) == tl.num_programs(0) - 1:
+        tl.store(out_ptr, 1.0)
+
+
+@specimen()
+def counts_on_from_what_nobody_has_written():
+    last_one_kernel[(4,)](torch.empty(1, dtype=torch.int32), torch.zeros(1), SWAPS=False)
+
+
+@specimen()
+def counts_on_from_what_it_has_swapped_in():
+    last_one_kernel[(1,)](torch.empty(1, dtype=torch.int32), torch.zeros(1), SWAPS=True)
+
+
 @dataclass
 class Address:
     """A place in memory that holds no tensor."""

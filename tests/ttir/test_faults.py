@@ -35,6 +35,9 @@ FAULTS = {
     "takes_nought_times_what_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
     "hands_numpy_what_is_written_in_part": ("left unwritten", "", None, "nobody has written 14 of the 64 elements"),
     "lists_what_is_written_in_part": ("uninitialised", "", None, "a value that leaves torch by tolist"),
+    "adds_to_what_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
+    "adds_what_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
+    "counts_on_from_what_nobody_has_written": ("uninitialised", "", None, "the branch taken depends on memory"),
     "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
     "waits_for_ever": ("endless loop", "", None, "3 programs wait here for what no program will do"),
     "waits_alone_for_ever": ("endless loop", "", None, "waits here for what no other will do"),
@@ -64,6 +67,7 @@ HEALTHY = (
     "waits_in_a_crowd", "compares_devices", "is_told_of_an_amd_gpu", "counts_by_a_keyword", "comes_by_an_address",
     "overrides_an_operator", "hands_on_what_it_masks", "leaves_out_what_nobody_has_written",
     "has_numpy_fill_memory",
+    "swaps_into_what_nobody_has_written", "counts_on_from_what_it_has_swapped_in",
 )  # fmt: skip
 
 # What cannot be executed -> what the refusal names.

@@ -38,11 +38,16 @@ def update_in_turns(
 
 @dataclass(frozen=True)
 class Update:
-    """What an atomic does to a value: by a ufunc of NumPy, or by a function of the value and the operands."""
+    """What an atomic does to a value: by a ufunc of NumPy, or by a function of the value and the operands.
+
+    Attributes:
+        replaces: whether the result is the operand, whatever was there.
+    """
 
     ufunc: Any = None
     function: Callable[..., Array] | None = None
     unsigned: bool = False
+    replaces: bool = False
 
     def apply(self, kind: ElementType, old: Array, *operands: Array) -> Array:
         if self.function is not None:
@@ -66,6 +71,7 @@ UPDATES = {
     "fadd": Update(np.add), "add": Update(np.add), "max": Update(np.maximum), "min": Update(np.minimum),
     "umax": Update(np.maximum, unsigned=True), "umin": Update(np.minimum, unsigned=True),
     "and": Update(np.bitwise_and), "or": Update(np.bitwise_or), "xor": Update(np.bitwise_xor),
-    "exch": Update(function=lambda old, new: new), "store": Update(function=lambda old, new: new),
+    "exch": Update(function=lambda old, new: new, replaces=True),
+    "store": Update(function=lambda old, new: new, replaces=True),
     "cas": Update(function=lambda old, expected, new: np.where(bitwise_equal(old, expected), new, old)),
 }  # fmt: skip

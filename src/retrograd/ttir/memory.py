@@ -111,11 +111,7 @@ class Memory(AccessFaults):
             view = storage.view(kind.memory)
             unsigned = f"u{kind.size}"
             storage.note_written(index, kind.size)
-            if storage.undefined is None and unknown is not None and unknown.any():
-                storage.undefined = storage.begin()
-            if storage.undefined is not None:
-                cells = (index[:, None] * kind.size + np.arange(kind.size)).reshape(-1)
-                storage.undefined[cells] = False if unknown is None else np.repeat(unknown, kind.size)
+            storage.note_undefined(index, kind.size, unknown)
             if storage.cell and self.races is not None:
                 plain, bits = view.view(unsigned), bits.view(unsigned)
                 self._mark(access, storage, index, who, EqualBits(plain, index, bits))
@@ -127,16 +123,20 @@ class Memory(AccessFaults):
 
     def atomic(
         self, access: MemoryAccess, programs: Array, addresses: Array, values: Sequence[Array], mask: Array | None,
-        wanted: bool,
-    ) -> Array:  # fmt: skip
-        """Update memory atomically in the order of the programs and lanes; the values before, where they are wanted."""
+        wanted: bool, undefined: Array | None = None,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
+        """Update memory atomically in the order of the programs and lanes; the values before, where they are wanted.
+
+        `undefined`, and the second result: as of stores, and as of loads.
+        """
         kind = access.kind
         # Each lane counts, also where all of them update one element by one value.
         shape = (len(programs), *access.shape)
         addresses = _spread(addresses, shape)
         before = np.zeros(shape if wanted else (1,) * len(shape), kind.compute)
+        unknown_before: Array | None = None
         for storage, index, allowed in self._split(access, programs, addresses, mask):
-            index, lanes, who = self._lanes(index, programs, tuple(values), allowed)
+            index, (*lanes, unknown), who = self._lanes(index, programs, (*values, undefined), allowed)
             if not len(index):
                 continue
             view = storage.view(kind.memory)
@@ -147,9 +147,8 @@ class Memory(AccessFaults):
                 self._synchronise(access, storage, index, who, bool(swaps), wanted)
             storage.note_written(index, kind.size)
             update = UPDATES[access.operation]
+            found = storage.update_undefined(index, kind.size, unknown, update.replaces)
             direct = update.ufunc if kind.round is None and kind.name != "i1" else None
-            if storage.undefined is not None:
-                storage.undefined[(index[:, None] * kind.size + np.arange(kind.size)).reshape(-1)] = False
             if direct is not None and not wanted:
                 unsigned = f"u{kind.size}" if update.unsigned else view.dtype
                 direct.at(view.view(unsigned), index, lanes[0].view(unsigned))
@@ -159,10 +158,12 @@ class Memory(AccessFaults):
             old, changed = update_in_turns(update, kind, view, index, lanes)
             self.version += changed
             if wanted:
-                flat = np.zeros(shape, kind.compute)
-                flat[_spread(allowed, shape) if allowed is not None else np.ones(shape, bool)] = old
-                before = before + flat if kind.compute.kind != "b" else before | flat
-        return before
+                at = _spread(allowed, shape) if allowed is not None else np.ones(shape, bool)
+                before[at] = old
+                if found is not None:
+                    unknown_before = np.zeros(shape, bool) if unknown_before is None else unknown_before
+                    unknown_before[at] = found
+        return before, unknown_before
 
     def _lanes(
         self, index: Array, programs: Array, values: tuple[Array | None, ...], allowed: Array | None

@@ -123,17 +123,25 @@ def _atomic(compiler: Compiling, operation: Operation) -> Step:
     used = compiler.used
 
     def run(frame: Frame) -> None:
-        registers = frame.registers
-        if frame.taint:
-            complain(frame, frame.taint.get(address), access.place, "an address")
+        registers, taint = frame.registers, frame.taint
+        unknown: Array | None = None
+        if taint:
+            complain(frame, taint.get(address), access.place, "an address")
+            complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
+            for mark in (taint[slot] for slot in values if slot in taint):
+                unknown = mark if unknown is None else unknown | mark
         memory = frame.launch.memory
         memory.registers = registers
-        old = memory.atomic(
+        old, undefined = memory.atomic(
             access, frame.programs, registers[address], [registers[slot] for slot in values],
-            None if mask is None else registers[mask], result in used,
+            None if mask is None else registers[mask], result in used, unknown,
         )  # fmt: skip
         if result is not None:
             registers[result] = old
+            if undefined is not None:
+                taint[result] = undefined
+            elif taint:
+                taint.pop(result, None)
 
     return Step(run, None, access)
 

@@ -140,6 +140,33 @@ class Storage:
             whole = self.written[: len(self.octets) // size * size].view(f"u{size}")
             whole[index] = int.from_bytes(b"\1" * size, "little")
 
+    def note_undefined(self, index: Array, size: int, unknown: Array | None) -> None:
+        """Note what is stored in elements; `unknown`: which of it comes from memory that nobody has written."""
+        if self.undefined is None and unknown is not None and unknown.any():
+            self.undefined = self.begin()
+        if self.undefined is not None:
+            octets = (index[:, None] * size + np.arange(size)).reshape(-1)
+            self.undefined[octets] = False if unknown is None else np.repeat(unknown, size)
+
+    def update_undefined(self, index: Array, size: int, unknown: Array | None, replaces: bool) -> Array | None:
+        """Note what atomics make of elements: a sum with what nobody has written is not defined either.
+
+        `replaces`: whether nothing of what was there is left.
+
+        Returns:
+            Which lanes find what nobody has written; None for none.
+        """
+        found = None if self.undefined is None else self.undefined[index * size]
+        if replaces:
+            self.note_undefined(index, size, unknown)
+            if found is not None:  # of several lanes at one element the first finds what was there
+                later = np.ones(len(index), bool)
+                later[np.unique(index, return_index=True)[1]] = False
+                found &= ~later
+        elif unknown is not None and (lanes := np.flatnonzero(unknown)).size:
+            self.note_undefined(index[lanes], size, unknown[lanes])
+        return found if found is not None and found.any() else None
+
     @staticmethod
     def of(storage: torch.UntypedStorage) -> Storage:
         start, size = storage.data_ptr(), storage.nbytes()
