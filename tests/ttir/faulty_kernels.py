@@ -730,6 +730,32 @@ def swaps_into_what_nobody_has_written():
 
 
 @triton.jit
+def scatter_kernel(index_ptr, x_ptr, out_ptr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.load(index_ptr + offsets), tl.load(x_ptr + offsets))
+
+
+def scattered(places, values):
+    """8 values into 8 places by two programs."""
+    out = torch.zeros(8)
+    scatter_kernel[(2,)](torch.tensor(places), torch.tensor(values), out, BLOCK=4)
+    return out
+
+
+@specimen()
+def stores_twice_to_one_place():
+    """Lanes of one store, of which a GPU keeps the bits of any."""
+    scattered([7, 1, 2, 3, 4, 5, 6, 5], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+
+
+@specimen()
+def stores_what_is_not_a_number():
+    """Which is the same number for all that, and stores the same number twice."""
+    out = scattered([7, 1, 2, 1, 4, 5, 6, 3], [float("nan"), 2.0, 3.0, 2.0, 5.0, 6.0, 7.0, 8.0])
+    assert out[1:7].tolist() == [2.0, 3.0, 8.0, 5.0, 6.0, 7.0]
+
+
+@triton.jit
 def last_one_kernel(counter_ptr, out_ptr, SWAPS: tl.constexpr):
     if SWAPS:
         tl.atomic_xchg(counter_ptr + tl.arange(0, 2) * 0, 0)

@@ -57,6 +57,7 @@ FAULTS = {
     "fills_what_lies_beside_a_view": ("between rows", "out_ptr", 9, "program 0 writes in"),
     "fills_padding_that_it_has_allocated": ("beyond a view", "out_ptr", 9, "program 0 writes in"),
     "goes_on_beyond_all_rows": ("out of bounds", "x_ptr", 64, "the tensor has 64 elements"),
+    "stores_twice_to_one_place": ("race", "out_ptr", 5, "program 1 writes in"),
     "meets_in_two_widths": ("race", "halves_ptr", 1, "nothing orders the two"),
 }
 HEALTHY = (
@@ -68,6 +69,7 @@ HEALTHY = (
     "overrides_an_operator", "hands_on_what_it_masks", "leaves_out_what_nobody_has_written",
     "has_numpy_fill_memory",
     "swaps_into_what_nobody_has_written", "counts_on_from_what_it_has_swapped_in",
+    "stores_what_is_not_a_number",
 )  # fmt: skip
 
 # What cannot be executed -> what the refusal names.
@@ -120,6 +122,12 @@ def test_gluon_is_refused_by_its_name(rows):
     assert rows["copies_in_gluon"]["error"].startswith(
         "UnsupportedOperationError: gluon_copy_kernel is written in Gluon"
     )
+
+
+def test_lanes_of_one_store_are_no_two_programs(rows):
+    ((*_, count, text),) = rows["stores_twice_to_one_place"]["faults"]
+    assert count == 1
+    assert "lanes of this one store write different values to it" in text
 
 
 def test_keywords_of_range_that_triton_passes_over_are_told(rows):

@@ -43,7 +43,7 @@ class KernelFault:
         kind: which.
         kernel: name of the kernel's function.
         access: where and by which program it was seen first.
-        other: the access that it is in conflict with, of a race.
+        other: the access that it is in conflict with, of a race; None where lanes of one store are.
         argument: name of the pointer argument, "" where none is known.
         element: first element of the argument's tensor, counted in memory from its first; None where there is none.
         detail: what else there is to say.
@@ -66,6 +66,11 @@ class KernelFault:
     def is_mild(self) -> bool:
         """Whether results are right all the same: two programs write one value, bits depend on an order."""
         return self.kind in MILD
+
+    @property
+    def is_between_programs(self) -> bool:
+        """Whether it is a race of two programs, which may depend on their order; not one of lanes of a store."""
+        return self.kind == "race" and self.other is not None
 
     def text(self) -> str:
         """One or two sentences for a report."""

@@ -107,19 +107,17 @@ class Memory(AccessFaults):
         kind = access.kind
         for storage, index, allowed in self._split(access, programs, addresses, mask):
             index, (bits, unknown), who = self._lanes(index, programs, (values, undefined), allowed)
-            bits = kind.encode(bits)
-            view = storage.view(kind.memory)
-            unsigned = f"u{kind.size}"
+            bits, plain = kind.encode(bits).view(unsigned := f"u{kind.size}"), storage.view(kind.memory).view(unsigned)
             storage.note_written(index, kind.size)
             storage.note_undefined(index, kind.size, unknown)
             if storage.cell and self.races is not None:
-                plain, bits = view.view(unsigned), bits.view(unsigned)
                 self._mark(access, storage, index, who, EqualBits(plain, index, bits))
                 self.version += self.races.ordered and bool((plain[index] != bits).any())
-                plain[index] = bits
             else:
-                view[index] = bits
                 self.version += 1
+            plain[index] = bits
+            if (lost := plain.take(index) != bits).any():
+                self.lanes_meet(access, storage, index, who, bits, lost)
 
     def atomic(
         self, access: MemoryAccess, programs: Array, addresses: Array, values: Sequence[Array], mask: Array | None,

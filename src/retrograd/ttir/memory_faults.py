@@ -98,6 +98,34 @@ class AccessFaults:
             )
         )
 
+    def lanes_meet(
+        self, access: MemoryAccess, storage: Storage, index: Array, who: Array, bits: Array, lost: Array
+    ) -> None:
+        """Note elements to which lanes of one program store different bits at once; `lost`: lanes whose bits are gone.
+
+        Threads have no order there. Where the lanes are of different programs it is a race of these.
+        """
+        lanes = np.flatnonzero(np.isin(index, index[lost]))
+        lanes = lanes[np.lexsort((index[lanes], who[lanes]))]
+        one, next_one = lanes[:-1], lanes[1:]
+        meet = (index[one] == index[next_one]) & (who[one] == who[next_one]) & (bits[one] != bits[next_one])
+        if not meet.any():
+            return
+        first, count = int(one[meet][0]), len(np.unique(np.stack([index[one], who[one]])[:, meet], axis=1).T)
+        address = storage.start + int(index[first]) * access.kind.size
+        pointer = self.named(access, storage, address)
+        self._faults.add(
+            KernelFault(
+                "race",
+                self.kernel,
+                self.where(access, int(who[first])),
+                argument=pointer.name if pointer else "",
+                element=(address - pointer.start) // pointer.size if pointer else None,
+                detail="lanes of this one store write different values to it, and nothing says which of them stays",
+                count=count,
+            )
+        )
+
     def named(self, access: MemoryAccess, storage: Storage, address: int) -> Pointer | None:
         """The pointer argument by which an access comes to an address."""
         pointer = self.only(access)

@@ -199,7 +199,7 @@ class Session:
         try:
             limit = self._limit // _FEWER if execution.kernel.name in stuck else self._limit
             execution.run(memory, seed, limit, self.printed)
-            if opposite and not any(f.kind == "race" and f.kernel == execution.kernel.name for f in faults):
+            if opposite and not any(f.is_between_programs and f.kernel == execution.kernel.name for f in faults):
                 self._in_further_orders(execution, before, memory, seed, faults)
             if others:
                 self._in_other_orders(execution, before, memory, seed, others)
@@ -233,9 +233,9 @@ class Session:
                 memory, fewer = execution.memory(noticed), self._limit // _FEWER
                 draws, stays = (seed + 104_729 * number, _STAYS * (number % 2)) if order is None else (None, 0.0)
                 execution.run(memory, draws, fewer, lambda line: None, order, stays)
-            races = [fault for fault in noticed if fault.kind in RACES]
+            races = [fault for fault in noticed if fault.kind in RACES and fault.other is not None]
             faults.add_all(races)
-            if any(fault.kind == "race" for fault in races):
+            if any(fault.is_between_programs for fault in races):
                 break
         after.restore()
 
