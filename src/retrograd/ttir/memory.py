@@ -116,7 +116,7 @@ class Memory(AccessFaults):
             else:
                 self.version += 1
             plain[index] = bits
-            if (lost := plain.take(index) != bits).any():
+            if len(index) > 1 and (lost := plain.take(index) != bits).any():
                 self.lanes_meet(access, storage, index, who, bits, lost)
 
     def atomic(
