@@ -82,3 +82,31 @@ def test_an_operator_that_asks_for_a_gpu_is_checked_as_if_there_were_one(mutates
         fn, reference=torch.sin, inputs=dict(x=rg.tensor("M", "N")), dtypes=["float32"], only=["compiler"]
     )
     assert [f.kind for f in report.findings] == (["schema"] if mutates else []), report.findings
+
+
+@pytest.mark.parametrize("cosine", [True, False])
+def test_operators_with_a_kernel_for_cuda_alone_are_verified(cosine):
+    name = f"test_wrapped_kernels::cuda_{'cosine' if cosine else 'sine'}"
+
+    @torch.library.custom_op(f"{name}_inner", mutates_args=(), device_types="cuda")
+    def inner(x: torch.Tensor, cosine: bool) -> torch.Tensor:
+        assert x.is_cuda
+        y = torch.empty_like(x)
+        if x.numel():
+            sine_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK, True, cosine)
+        return y
+
+    @torch.library.custom_op(name, mutates_args=(), device_types="cuda")
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        return inner(x, False)
+
+    def backward(ctx, dy):
+        return dy * inner(ctx.saved_tensors[0], cosine)
+
+    sine.register_fake(torch.empty_like)
+    sine.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    report = rg.verify(
+        lambda x: sine(x.contiguous()), reference=torch.sin, inputs=dict(x=rg.tensor("M", "N")), dtypes=["float32"],
+        level="quick", skip=["higher_order"],
+    )  # fmt: skip
+    assert [f.stage for f in report.findings] == ([] if cosine else ["oracle"]), report.findings

@@ -27,6 +27,12 @@ def cuda_kernel(operator: Any) -> Callable[..., Any] | None:
     return lambda *args, **kwargs: operator._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
 
 
+def any_cuda_kernel() -> bool:
+    """Whether somebody has registered a kernel for CUDA in Python, torch itself aside."""
+    registered = getattr(torch.library, "_impls", ())
+    return any(key.endswith(_CUDA) and not _is_torchs(key, registered) for key in registered) and works(REGISTERED)
+
+
 @cache  # it is asked for at each operator
 def _key(operator: Any) -> str:
     return operator.name().replace("::", "/") + _CUDA

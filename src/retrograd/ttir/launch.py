@@ -106,7 +106,8 @@ def cpu_triton(
         stack.callback(_SESSIONS.remove, session)
         undefined = UndefinedMemory(lambda: session.faults, pretends=pretend, lock=session.lock)
         if pretend:
-            stack.enter_context(pretended(told, leaves=undefined.leaves))
+            # Where memory is followed, what registered kernels do is followed as well.
+            stack.enter_context(pretended(told, leaves=undefined.leaves, registered=not follow_undefined))
         stack.enter_context(planning(told))
         if follow_undefined:
             stack.enter_context(hearing_threads(undefined))

@@ -27,6 +27,7 @@ from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, built_answers, cuda_answers
 from retrograd.runtime.triton.fake_threads import hearing_threads
+from retrograd.runtime.triton.registered_kernels import registered_kernels
 
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 _VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
@@ -199,7 +200,7 @@ def _asker(frame: FrameType) -> str:
 @contextlib.contextmanager
 def gpu(
     target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False, repeats: bool = False,
-    leaves: Leaves = lambda tensor, how: None,
+    leaves: Leaves = lambda tensor, how: None, registered: bool = True,
 ) -> Iterator[None]:  # fmt: skip
     """Let code of a person's own believe in a GPU of this architecture.
 
@@ -209,6 +210,8 @@ def gpu(
         devices: whether `device` of a tensor that nobody asked for on the CPU is the GPU, too.
         repeats: whether memory that nobody has written always holds the same.
         leaves: called with a tensor whose memory NumPy has from now on, and may write to, or whose numbers Python gets.
+        registered: whether operators run the kernels that libraries have registered for CUDA; False where another mode
+            has them run.
     """
     stock_generator, stock_module, stock_fork = torch.Generator, torch.get_device_module, torch.random.fork_rng
     stock_default, stock_set, stock_compile = torch.get_default_device, torch.set_default_device, torch.compile
@@ -290,6 +293,8 @@ def gpu(
         everywhere = around_backwards(mode.again), hearing_threads(mode)
         for context in (pretended_shortcuts(), eagerly(), *everywhere, mode):
             stack.enter_context(context)
+        if registered:
+            stack.enter_context(registered_kernels())
         replace_custom_functions(_hearing)
         _AGAIN.append(mode.again)
         stack.callback(_AGAIN.remove, mode.again)
