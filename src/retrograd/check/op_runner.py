@@ -154,6 +154,7 @@ class OpRunner:
     _at_kinks: dict[tuple[Case, str], torch.Tensor] = field(default_factory=dict)
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
     _named: dict[Any, Outputs] = field(default_factory=dict)
+    _dtypes: dict[Any, list[torch.dtype]] = field(default_factory=dict)  # of the op's outputs, by the case's parameters
     _exact: dict[Case, ExactRun] = field(default_factory=dict)  # one at most
     _tf32: bool = False
 
@@ -230,8 +231,9 @@ class OpRunner:
             self._grad_outs[key] = [self._draw_grad_out(key, i, out) for i, out in enumerate(outs.inexact.values())]
             if forward is not None:
                 self._finish(key, forward)
-        layout = case.layout("grad_out")
-        return [lay_out(g.clone(), layout) for g in self._grad_outs[key]]
+        layout, drawn = case.layout("grad_out"), self._grad_outs[key]
+        dtypes = self._dtypes.get(case.params, [g.dtype for g in drawn])
+        return [lay_out(_widened(g, dtype).clone(), layout) for g, dtype in zip(drawn, dtypes, strict=True)]
 
     def _reference_forward(self, case: Case) -> ReferenceForward | None:
         """The forward of the reference in float64; None where there is no such thing."""
@@ -337,6 +339,9 @@ class OpRunner:
         self.uncompared |= results.other
         if any(o.requires_grad and o.numel() for o in outs):
             self.gradients |= {f"grad {name}": None for name in names}
+        if (dtypes := [o.dtype for o in outs]) != self._dtypes.get(case.params):
+            self._dtypes[case.params] = dtypes
+            gs = self.grad_outs(case) if grad_outs is None else gs
         gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(outs, gs, strict=True)]
         return ForwardPass(results, inputs, names, gs, self.spec, points)
 
@@ -361,3 +366,11 @@ class OpRunner:
         if between is not None:
             between(forward.inputs)
         return forward.backward(root)
+
+
+def _widened(g: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A grad_out in the dtype that autograd gives it, that of the output, if all of its values are left as they are.
+
+    Where autograd itself converts one the op gets a copy: of other strides, and which nobody looks at afterwards.
+    """
+    return g.to(dtype) if torch.promote_types(g.dtype, dtype) == dtype else g

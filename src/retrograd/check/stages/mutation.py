@@ -48,8 +48,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         return out  # it refuses these strides, which the layouts stage tells
     for name in overwritten(context, case, run):
         out.find("input", f"input `{name}` was overwritten", case, name)
-    for i, (g, copy) in enumerate(zip(gs, kept, strict=True)):
-        if not same_bits(g, copy):
+    for i, (g, copy) in enumerate(zip(run.grad_outs, kept, strict=True)):  # some were converted for the op
+        if not same_bits(g, copy.to(g.dtype)):
             out.find("grad_out", f"grad_out of output {i} was overwritten by the backward", case, "grad_out")
     # In place on what is laid out otherwise, a view, autograd takes apart what hangs on it.
     if not out.findings and not case.layouts:
