@@ -50,3 +50,19 @@ def test_a_compiled_kernel_takes_its_constexprs_too():
         with pytest.raises(TypeError, match="3 of its 4 arguments"):
             compiled[1, 1, 1](x, 8, out)
     assert torch.equal(out, 4 * x)
+
+
+@triton.jit
+def count(out_ptr):
+    at = tl.program_id(0) + tl.num_programs(0) * tl.program_id(1)
+    tl.store(out_ptr + at, tl.num_programs(1))
+
+
+def test_a_grid_may_be_of_tensors_and_of_whole_numbers_alone():
+    out = torch.zeros(6, dtype=torch.int32)
+    with rg.cpu_triton() as session:
+        count[(torch.tensor(3), torch.tensor([2]).max())](out)
+        with pytest.raises(TypeError):
+            count[(3.0,)](out)
+    assert out.tolist() == [2] * 6
+    assert not session.faults

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +93,9 @@ class LaunchedKernel:
                 f"{self.name} was launched with {len(values)} of its {len(names)} arguments ({', '.join(names)}): a "
                 "compiled kernel of this Triton takes its constexprs too"
             )
-        execute(self, (grid_0, grid_1, grid_2), dict(zip(names, values, strict=True)))
+        # As the launcher in C takes them: a tensor of one whole number is one.
+        grid = index(grid_0), index(grid_1), index(grid_2)
+        execute(self, grid, dict(zip(names, values, strict=True)))
 
 
 class _Code(dict[str, Any]):
