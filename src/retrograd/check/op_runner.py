@@ -373,4 +373,5 @@ def _widened(g: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     Where autograd itself converts one the op gets a copy: of other strides, and which nobody looks at afterwards.
     """
-    return g.to(dtype) if torch.promote_types(g.dtype, dtype) == dtype else g
+    real = not (g.is_complex() or dtype.is_complex)
+    return g.to(dtype) if real and torch.promote_types(g.dtype, dtype) == dtype else g
