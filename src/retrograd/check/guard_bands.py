@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from retrograd.compat import torch_tensors
-from retrograd.compat.torch_dispatch import EagerMode, HigherOrderOperator, schema
+from retrograd.compat.torch_dispatch import EagerMode, HigherOrderOperator, resolved, schema
 
 SIDES = ("before its start", "after its end", "between its rows")
 NAN, HUGE, PLAIN = "NaN", "huge values", "ones"
@@ -162,6 +162,7 @@ class Bands(EagerMode):
         guard.kept = _bytes(flat, guard).clone()
         return guard
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if isinstance(func, HigherOrderOperator) or not _fresh(func) or len(self.guards) >= _GUARDS:

@@ -373,5 +373,4 @@ def _widened(g: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     Where autograd itself converts one the op gets a copy: of other strides, and which nobody looks at afterwards.
     """
-    real = not (g.is_complex() or dtype.is_complex)
-    return g.to(dtype) if real and torch.promote_types(g.dtype, dtype) == dtype else g
+    return g.to(dtype) if torch.promote_types(g.dtype, dtype) == dtype else g

@@ -35,7 +35,7 @@ from retrograd.check.operators import (
 from retrograd.check.own_mistakes import calls_theirs
 from retrograd.check.rounding_errors import product_error, reduction_error, square
 from retrograd.check.whole_numbers import stays_whole
-from retrograd.compat.torch_dispatch import UnwrappedMode, resolving, tree_leaves, tree_map_only
+from retrograd.compat.torch_dispatch import UnwrappedMode, resolved, tree_leaves, tree_map_only
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
 _LIFTED |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
@@ -261,11 +261,8 @@ class Float64(UnwrappedMode):
         own, rest = args[:in_place], args[in_place:]  # what is changed in place
         return [*own, *(self._of_another_run(a) if isinstance(a, torch.Tensor) else a for a in rest)]
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in args:
-            if isinstance(value, torch.Tensor) and value.is_complex():
-                with resolving():  # only where it may matter: it takes 10 us an operator
-                    return self._dispatch(func, args, kwargs or {})
         out = self._dispatch(func, args, kwargs or {})
         if self._sums:
             contractions.note(func, args, out)

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import HigherOrderOperator, tree_leaves, tree_map_only
+from retrograd.compat.torch_dispatch import HigherOrderOperator, resolved, tree_leaves, tree_map_only
 from retrograd.mutation.edits import Edit
 
 _SCALE = 1.01
@@ -88,6 +88,7 @@ class _AtNode(TorchDispatchMode):
         super().__init__()
         self._operations, self._node, self._count = operations, node, Counter[str]()
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)

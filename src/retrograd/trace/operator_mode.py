@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.compat.torch_dispatch import resolved
 from retrograd.trace.observer import is_wrapper_subclass
 
 
@@ -24,6 +25,7 @@ class OperatorMode(TorchDispatchMode):
         """Compiled regions stay compiled: to look on changes no result."""
         return True
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Wrapper subclasses (DTensor) dispatch first, so that the operators inside them are seen.
         if types and any(is_wrapper_subclass(t) for t in types):

@@ -23,7 +23,7 @@ from retrograd.check.own_mistakes import calls_theirs, is_own_mistake, may_refus
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.compat.torch_dispatch import EagerMode, tree_leaves, tree_map
+from retrograd.compat.torch_dispatch import EagerMode, resolved, tree_leaves, tree_map
 from retrograd.compat.torch_opcheck import agrees
 
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")
@@ -40,6 +40,7 @@ class Calls(EagerMode):
         super().__init__()
         self.first: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace not in _TORCH and func not in self.first:
             copy = lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t  # noqa: E731

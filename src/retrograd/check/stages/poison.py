@@ -16,7 +16,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Size
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.compat.torch_dispatch import EagerMode, HigherOrderOperator, schema
+from retrograd.compat.torch_dispatch import EagerMode, HigherOrderOperator, resolved, schema
 
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode
 _EMPTY = {
@@ -35,6 +35,7 @@ class Fill(EagerMode):
         self.value, self.integer = value, integer
         self.operators = False  # whether custom operators ran, inside of which no mode sees torch.empty
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operators |= func.namespace not in _TORCH
         out = func(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.torch_dispatch import HigherOrderOperator, UnwrappedMode, schema, tree_leaves
+from retrograd.compat.torch_dispatch import HigherOrderOperator, UnwrappedMode, resolved, schema, tree_leaves
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
 
 _CAPTURES: list[_Capture] = []  # the innermost last
@@ -39,6 +39,7 @@ class _Capture(UnwrappedMode):
         finally:
             self._is_passing = before
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._is_passing or isinstance(func, HigherOrderOperator):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.compat.torch_autograd import in_backward, last_node_number, running_node
-from retrograd.compat.torch_dispatch import schema, tree_flatten, tree_unflatten
+from retrograd.compat.torch_dispatch import resolved, schema, tree_flatten, tree_unflatten
 from retrograd.compat.torch_tensors import storage_id
 from retrograd.errors import UndecidedError
 from retrograd.trace.diffing.identity import names
@@ -109,6 +109,7 @@ class UpcastMode(TorchDispatchMode):
         self._unrounded = ShadowValues()
         self._at = 0
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
