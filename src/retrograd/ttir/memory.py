@@ -145,7 +145,7 @@ class Memory(AccessFaults):
                 self._synchronise(access, storage, index, who, bool(swaps), wanted)
             storage.note_written(index, kind.size)
             update = UPDATES[access.operation]
-            found = storage.update_undefined(index, kind.size, unknown, update.replaces)
+            unknown_old = storage.update_undefined(index, kind.size, unknown, update.replaces)
             direct = update.ufunc if kind.round is None and kind.name != "i1" else None
             if direct is not None and not wanted:
                 unsigned = f"u{kind.size}" if update.unsigned else view.dtype
@@ -158,9 +158,9 @@ class Memory(AccessFaults):
             if wanted:
                 at = _spread(allowed, shape) if allowed is not None else np.ones(shape, bool)
                 before[at] = old
-                if found is not None:
+                if unknown_old is not None:
                     unknown_before = np.zeros(shape, bool) if unknown_before is None else unknown_before
-                    unknown_before[at] = found
+                    unknown_before[at] = unknown_old
         return before, unknown_before
 
     def _lanes(

@@ -107,11 +107,11 @@ class AccessFaults:
         """
         lanes = np.flatnonzero(np.isin(index, index[lost]))
         lanes = lanes[np.lexsort((index[lanes], who[lanes]))]
-        one, next_one = lanes[:-1], lanes[1:]
-        meet = (index[one] == index[next_one]) & (who[one] == who[next_one]) & (bits[one] != bits[next_one])
+        left, right = lanes[:-1], lanes[1:]
+        meet = (index[left] == index[right]) & (who[left] == who[right]) & (bits[left] != bits[right])
         if not meet.any():
             return
-        first, count = int(one[meet][0]), len(np.unique(np.stack([index[one], who[one]])[:, meet], axis=1).T)
+        first, count = int(left[meet][0]), len(np.unique(np.stack([index[left], who[left]])[:, meet], axis=1).T)
         address = storage.start + int(index[first]) * access.kind.size
         pointer = self.named(access, storage, address)
         self._faults.add(

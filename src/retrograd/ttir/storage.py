@@ -156,16 +156,16 @@ class Storage:
         Returns:
             Which lanes find what nobody has written; None for none.
         """
-        found = None if self.undefined is None else self.undefined[index * size]
+        unknown_old = None if self.undefined is None else self.undefined[index * size]
         if replaces:
             self.note_undefined(index, size, unknown)
-            if found is not None:  # of several lanes at one element the first finds what was there
+            if unknown_old is not None:  # of several lanes at one element the first finds what was there
                 later = np.ones(len(index), bool)
                 later[np.unique(index, return_index=True)[1]] = False
-                found &= ~later
+                unknown_old &= ~later
         elif unknown is not None and (lanes := np.flatnonzero(unknown)).size:
             self.note_undefined(index[lanes], size, unknown[lanes])
-        return found if found is not None and found.any() else None
+        return unknown_old if unknown_old is not None and unknown_old.any() else None
 
     @staticmethod
     def of(storage: torch.UntypedStorage) -> Storage:
