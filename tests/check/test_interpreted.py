@@ -56,10 +56,13 @@ def test_a_reference_may_be_what_imports_triton():
     code = """if True:
         import sys, torch, retrograd as rg
         softplus = torch.nn.functional.softplus
+        def reference(x):
+            import triton
+            return softplus(x)
         assert "triton" not in sys.modules
-        report = rg.verify(softplus, reference=softplus, inputs=dict(x=rg.tensor("N")), level="quick", only=["contract"])
+        report = rg.verify(softplus, reference=reference, inputs=dict(x=rg.tensor("N")), level="quick", only=["contract"])
         assert report.verdict == "proved", report
-        assert "triton" in sys.modules  # torch takes the reference's operator apart by a module that looks for it
+        assert "triton" in sys.modules
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

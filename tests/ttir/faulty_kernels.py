@@ -688,6 +688,29 @@ def has_numpy_fill_memory():
     assert (float(out.sum()), len(rest[:50].tolist())) == (64.0, 50)
 
 
+def packed():
+    """Bits in columns, the last of which is added to what nobody has written; a row of it, again and again."""
+    out = torch.empty(64, 8)
+    out[:, :7] = 0.0
+    for column in range(8):
+        out[:, column] += 1.0
+    return out, out[:1].expand(4, 8) * 2.0
+
+
+@specimen()
+def adds_to_a_column_that_nobody_has_written():
+    out, rows = packed()
+    copy_kernel[(1,)](out, rows, 0, BLOCK=64)
+    assert isinstance(float(rows[0, 7]), float)
+
+
+@specimen()
+def reads_beside_a_column_that_nobody_has_written():
+    out, rows = packed()
+    copy_kernel[(1,)](out, rows, 0, BLOCK=64)
+    assert (float(out[:, :7].sum()), float(rows[:, :7].sum())) == (448.0, 56.0)
+
+
 @specimen()
 def leaves_out_what_nobody_has_written():
     products = torch.addmm(torch.empty(4, 4), torch.ones(4, 4), torch.ones(4, 4), beta=0)

@@ -38,6 +38,7 @@ FAULTS = {
     "adds_to_what_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
     "adds_what_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
     "counts_on_from_what_nobody_has_written": ("uninitialised", "", None, "the branch taken depends on memory"),
+    "adds_to_a_column_that_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
     "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
     "waits_for_ever": ("endless loop", "", None, "3 programs wait here for what no program will do"),
     "waits_alone_for_ever": ("endless loop", "", None, "waits here for what no other will do"),
@@ -67,7 +68,7 @@ HEALTHY = (
     "waits_for_a_time", "waits_for_nothing_but_time", "goes_by_offsets_in_assembly",
     "waits_in_a_crowd", "compares_devices", "is_told_of_an_amd_gpu", "counts_by_a_keyword", "comes_by_an_address",
     "overrides_an_operator", "hands_on_what_it_masks", "leaves_out_what_nobody_has_written",
-    "has_numpy_fill_memory",
+    "has_numpy_fill_memory", "reads_beside_a_column_that_nobody_has_written",
     "swaps_into_what_nobody_has_written", "counts_on_from_what_it_has_swapped_in",
     "stores_what_is_not_a_number",
 )  # fmt: skip
