@@ -149,3 +149,17 @@ def test_operators_are_taken_apart_without_dynamo():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+def test_kernels_for_cuda_that_torch_registers_are_nobodys():
+    """Nor is a mode entered for them, below which each operator takes 10 us more."""
+    program = (
+        "import torch, torch._inductor, torch.distributed.fsdp\n"
+        "from retrograd.compat.torch_library import any_cuda_kernel\n"
+        "print(any_cuda_kernel())\n"
+        "torch.library.custom_op('theirs::copy', torch.clone, mutates_args=(), device_types='cuda',\n"
+        "                        schema='(Tensor x) -> Tensor')\n"
+        "print(any_cuda_kernel())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
