@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +59,18 @@ def test_torch_itself_reads_the_numbers_below_the_mark():
     with Plain():
         got = gradients()
     assert not all(torch.allclose(g, w) for g, w in zip(got, gradients(), strict=True))
+
+
+# Modes whose operators nobody reads the results of, or of self-tests.
+EXEMPT = {"_Count", "_RandomOperators", "_Nodes", "_Seen", "_Resolving"}
+
+
+def test_every_mode_that_runs_operators_resolves_them():
+    modes = {}
+    for path in (Path(__file__).resolve().parents[2] / "src").rglob("*.py"):
+        for node in (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.ClassDef)):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__torch_dispatch__":
+                    passes_on = "super().__torch_dispatch__" in ast.unparse(method)
+                    modes[node.name] = passes_on or "resolved" in map(ast.unparse, method.decorator_list)
+    assert {name for name, resolves in modes.items() if not resolves} == EXEMPT

@@ -9,7 +9,7 @@ import torch
 
 from retrograd.check import contractions
 from retrograd.check.operators import FACTORS, about
-from retrograd.compat.torch_dispatch import UnwrappedMode
+from retrograd.compat.torch_dispatch import UnwrappedMode, resolved
 
 _ATEN = torch.ops.aten
 _TF32_BITS = -1 << 13  # of a float32, those that tensor cores read
@@ -28,6 +28,7 @@ class Tf32Factors(UnwrappedMode):
         self._factors |= {"mul": 0} if elementwise else {}
         self._sums = not elementwise
 
+    @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = about(func).name, kwargs or {}
         if self._sums and contractions.contracts(name, args, kwargs):

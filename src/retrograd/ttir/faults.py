@@ -12,8 +12,7 @@ from retrograd.core.wording import count
 
 Kind = Literal[
     "out of bounds", "overflow", "between rows", "misaligned", "uninitialised", "race", "same value", "assertion",
-    "endless loop", "order", "autotune", "beyond a view",
-    "left unwritten",
+    "endless loop", "order", "autotune", "beyond a view", "left unwritten",
 ]  # fmt: skip
 Program = tuple[int, int, int]
 # What is a note about a kernel that is right, and not a mistake in it.

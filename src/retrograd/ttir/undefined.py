@@ -147,21 +147,21 @@ class UndefinedMemory(TorchDispatchMode):
     def _twice(self, func: Any, name: str, args: Any, kwargs: Any, touched: list[torch.Tensor]) -> Any:
         """Run an operator with two fillings of what is undefined, and mark what depends on them."""
         written = _written(func, args, kwargs)
-        asked = [*touched, *written]
-        storages, places = {_start(t) for t in asked}, [_elements(_octets(t), t) for t in asked]
-        before = [place.clone() for place in places]
+        places = {id(t): _elements(_octets(t), t) for t in (*touched, *written)}
+        storages = {_start(place) for place in places.values()}
+        before = [(place, place.clone()) for place in places.values()]
         random = torch.get_rng_state()
         self._fill(touched, math.nan if name in _PRODUCTS else 0.0)
         first = func(*args, **kwargs)
         kept = [_octets(t).clone() if _is_apart(t, storages) else t for t in tree_leaves(first)]
         moved = [(t, _octets(t).clone()) for t in written if _is_apart(t, storages)]  # its out= was too small
-        once = [place.clone() for place in places[len(touched) :]]
-        for place, was in zip(places, before, strict=True):
+        once = [places[id(t)].clone() for t in written]
+        for place, was in before:
             place.copy_(was)
         torch.set_rng_state(random)
         self._fill(touched, _LARGE)
         second = func(*args, **kwargs)
-        for tensor, place, was in zip(written, places[len(touched) :], once, strict=True):
+        for tensor, was in zip(written, once, strict=True):
             if (start := _start(tensor)) not in storages:
                 continue
             self._untouched.discard(start)
@@ -169,7 +169,7 @@ class UndefinedMemory(TorchDispatchMode):
                 self._known[start] = _unmarked(tensor.untyped_storage())
             # Each element has a byte in which the fillings differ, so that one which was not written stays undefined.
             marks = _elements(self._known[start][1], tensor)
-            marks.copy_((was != place).any(-1, True).expand_as(marks))
+            marks.copy_((was != places[id(tensor)]).any(-1, True).expand_as(marks))
         for tensor, was in [*moved, *zip(tree_leaves(second), kept, strict=True)]:
             if not isinstance(tensor, torch.Tensor):
                 if tensor != was and not all(isinstance(n, float) and math.isnan(n) for n in (tensor, was)):
