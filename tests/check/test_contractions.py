@@ -60,6 +60,25 @@ def test_products_of_matrices_by_elements(function, shapes, found):
     assert _found(function, *shapes) == found
 
 
+def _walk(k, v):
+    """A state that each step reads with its key: two products a step, one a gradient of a matrix by a vector."""
+    state = torch.zeros(k.shape[-1], v.shape[-1], dtype=k.dtype)
+    for t in range(k.shape[0]):
+        read = (state * k[t, :, None]).sum(0)
+        state = state + k[t, :, None] * (v[t] - read)
+    return state
+
+
+def test_rows_of_a_walk_over_steps_are_those_of_a_matrix():
+    forward, backward = _found(_walk, (3, 4), (3, 5))
+    assert forward == 2  # what each step reads; the first one reads zeros, which have no factors
+    assert backward >= 3
+
+
+def _norms_of_steps(x, weight):
+    return torch.stack([row * weight / (row * row * weight).mean().sqrt() for row in x.unbind()])
+
+
 def _norm(x, weight):
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight
 
@@ -73,7 +92,7 @@ def _weighted_mean(x, weight):
     return (x * weight).sum(-1)
 
 
-@pytest.mark.parametrize("function", [_norm, _shares, _weighted_mean, _outer_then_sum_of_one])
+@pytest.mark.parametrize("function", [_norm, _norms_of_steps, _shares, _weighted_mean, _outer_then_sum_of_one])
 def test_other_sums_stay_as_exact_as_they_are(function):
     shapes = [(5, 8), (7, 8)] if function is _outer_then_sum_of_one else [(5, 8), (8,)]
     assert _found(function, *shapes)[0] == 0

@@ -1,11 +1,12 @@
 """Products of matrices that a formula writes by elements, (q[:, :, None] * k[:, None] * decay).sum(-1): which sums are.
 
-An op multiplies these as matrices, in tf32 it may be, beside others that its formula has by name.
+An op multiplies these as matrices, in tf32 it may be, beside others that its formula has by name. So it does with the
+rows of a formula that walks over steps, (state * k[:, t, :, None]).sum(-2), which are a matrix in all steps together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +19,8 @@ _MULTIPLYING = {"mul", "div"}
 # What these make of a product has the same factors, up to zeros; other views than these have not, or are rare.
 _LINEAR = {"neg", "clone", "_to_copy", "masked_fill", "tril", "triu", "where", "mul", "div"}
 _KEPT = "_retrograd_factors"  # of a tensor, which lives as long as it
+_ROW = "_retrograd_row"  # of a tensor that is one step of another, or is computed from it
+_JOINED = {"stack", "cat"}  # of what steps have made: no step any more
 
 # Of a factor, in the shape of the product, along which dimensions it has numbers of its own.
 _Factor = tuple[bool, ...]
@@ -28,48 +31,66 @@ def note(func: Any, args: Any, out: Any) -> None:
 
     Flags alone: with tensors on "meta" for factors this took a fifth of a reference of a hundred thousand operators.
     """
+    name = about(func).name
+    if name == "unbind":
+        for row in out:
+            vars(row)[_ROW] = True
     if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not args:
         return
-    name, first = about(func).name, args[0]
+    first = args[0]
+    if name == "select" or (name not in _JOINED and any(map(_is_row, args[:2]))):
+        vars(out)[_ROW] = True
     if name == "unsqueeze":  # a dimension of size 1 may be one that is lacked, or one of a single step
         at = args[1] % out.ndim
-        _keep(out, {(*f[:at], False, *f[at:]) for f in _factors(first)})
+        _keep(out, [((*f[:at], False, *f[at:]), row) for f, row in _factors(first).items()])
     elif name in _LINEAR:
         tensors = [t for t in args[:3] if isinstance(t, torch.Tensor) and t.is_floating_point() and t.ndim]
         factors = _factors if name in _MULTIPLYING else _known
-        _keep(out, {_expanded(f, t.shape, out.shape) for t in tensors for f in factors(t)})
+        _keep(out, [(_expanded(f, t.shape, out.shape), row) for t in tensors for f, row in factors(t).items()])
     elif name in _VIEWS:
         if known := _known(first):
-            _keep(out, {_VIEWS[name](f, first.shape, out.shape, *args[1:]) for f in known})
+            _keep(out, [(_VIEWS[name](f, first.shape, out.shape, *args[1:]), row) for f, row in known.items()])
     elif name.endswith("_"):
         vars(out).pop(_KEPT, None)
 
 
 def contracts(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a sum is a product of matrices: over what two factors have, either lacking what the other has."""
-    known = _known(args[0]) if name in SUMS else ()
+    """Whether a sum is a product of matrices: over what two factors have, either lacking what the other has.
+
+    A factor that is a row has another dimension, that of the steps.
+    """
+    known = _known(args[0]) if name in SUMS else {}
     dims = args[1] if len(args) > 1 else kwargs.get("dim")
     if len(known) < 2 or dims is None:
         return False
     rank = args[0].ndim
     summed = {d % rank for d in ([dims] if isinstance(dims, int) else dims)}
-    has = [{d for d, own in enumerate(f) if own} for f in known]
-    return any(a & b & summed and a - b - summed and b - a - summed for a, b in combinations(has, 2))
+    has = [({d for d, own in enumerate(f) if own}, row) for f, row in known.items()]
+    return any(
+        a & b & summed and (row_a or a - b - summed) and (row_b or b - a - summed)
+        for (a, row_a), (b, row_b) in combinations(has, 2)
+    )
 
 
-def _known(t: Any) -> Collection[_Factor]:
-    return vars(t).get(_KEPT, ()) if isinstance(t, torch.Tensor) else ()
+def _is_row(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and _ROW in vars(t)
 
 
-def _factors(t: torch.Tensor) -> Collection[_Factor]:
+def _known(t: Any) -> dict[_Factor, bool]:
+    """Factors, each with whether it is a row."""
+    return vars(t).get(_KEPT, {}) if isinstance(t, torch.Tensor) else {}
+
+
+def _factors(t: torch.Tensor) -> dict[_Factor, bool]:
     """Those that are known of a tensor, or itself."""
-    return _known(t) or (tuple(map(bool, t.stride())),)
+    return _known(t) or {tuple(map(bool, t.stride())): _is_row(t)}
 
 
-def _keep(out: torch.Tensor, factors: set[_Factor]) -> None:
+def _keep(out: torch.Tensor, factors: Sequence[tuple[_Factor, bool]]) -> None:
     """Keep the factors, if any lacks a dimension."""
-    if not all(map(all, factors)):
-        vars(out)[_KEPT] = factors
+    if not all(all(f) for f, _ in factors):
+        rows = {f for f, row in factors if row}
+        vars(out)[_KEPT] = {f: f in rows for f, _ in factors}
 
 
 def _expanded(factor: _Factor, shape: torch.Size, to: torch.Size, *_: Any) -> _Factor:
