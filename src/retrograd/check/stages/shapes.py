@@ -48,7 +48,7 @@ def _sweep(context: StageContext) -> tuple[list[Case], list[Case]]:
     last = next((tensor.dims[-1] for tensor in spec.tensors.values() if tensor.dims), None)
     for name in () if last is None or last in {f"{free}..." for free in rank_free} else names_of(last):
         if name in dict(base.sizes):
-            always += [case for n in _LONG for case in _fitting(context, base, name, n)]
+            always += [case for n in _LONG for case in _fitting(context, base, name, n, _SMALL[0])]
     return always, [column[i] for i in range(turns) for column in by_name if i < len(column)]
 
 
@@ -94,13 +94,13 @@ def _blocks_of(case: Case) -> set[int]:
     return {_block(n) for _, size in case.sizes for n in (elements(size),) if n != _block(n)}
 
 
-def _fitting(context: StageContext, base: Case, name: str, size: Size) -> list[Case]:
-    """The case with one size; the others are lowered where it would cost too much beside them. None if none fits."""
+def _fitting(context: StageContext, base: Case, name: str, size: Size, most: int = sys.maxsize) -> list[Case]:
+    """The case with one size, the others at most so large, and lower where it costs too much. None if none fits."""
     case = resized(context.spec, base, name, size)
     if case is None:
         return []
     for small in _SMALL:
-        if context.cost.allows(context.runner, case):
+        if most > small and context.cost.allows(context.runner, case):
             break
         for other, usual in base.sizes:
             if other != name and elements(usual) != small and allows(context.spec, other, small):
