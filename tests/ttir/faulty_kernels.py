@@ -796,6 +796,28 @@ def counts_on_from_what_it_has_swapped_in():
     last_one_kernel[(1,)](torch.empty(1, dtype=torch.int32), torch.zeros(1), SWAPS=True)
 
 
+@triton.jit
+def histogram_kernel(words_ptr, counts_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.atomic_add(counts_ptr + at, tl.load(words_ptr + at, mask=at < n, other=0))
+
+
+def counted(words):
+    counts = torch.zeros(16, dtype=torch.int32)
+    histogram_kernel[(1,)](words, counts[:9], len(words), BLOCK=16)
+    return counts
+
+
+@specimen()
+def adds_zeros_to_padding_that_it_has_cleared():
+    assert counted(torch.ones(9, dtype=torch.int32)).tolist() == [1] * 9 + [0] * 7
+
+
+@specimen()
+def adds_to_what_lies_beside_a_view():
+    counted(torch.ones(16, dtype=torch.int32))
+
+
 @dataclass
 class Address:
     """A place in memory that holds no tensor."""

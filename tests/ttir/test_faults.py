@@ -57,6 +57,8 @@ FAULTS = {
     ),
     "fills_what_lies_beside_a_view": ("between rows", "out_ptr", 9, "program 0 writes in"),
     "fills_padding_that_it_has_allocated": ("beyond a view", "out_ptr", 9, "program 0 writes in"),
+    "adds_to_what_lies_beside_a_view": ("out of bounds", "counts_ptr", 9, "program 0 updates atomically in"),
+    "adds_zeros_to_padding_that_it_has_cleared": ("beyond a view", "counts_ptr", 9, "program 0 updates atomically in"),
     "goes_on_beyond_all_rows": ("out of bounds", "x_ptr", 64, "the tensor has 64 elements"),
     "stores_twice_to_one_place": ("race", "out_ptr", 5, "program 1 writes in"),
     "meets_in_two_widths": ("race", "halves_ptr", 1, "nothing orders the two"),

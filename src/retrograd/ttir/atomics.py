@@ -75,3 +75,4 @@ UPDATES = {
     "store": Update(function=lambda old, new: new, replaces=True),
     "cas": Update(function=lambda old, expected, new: np.where(bitwise_equal(old, expected), new, old)),
 }  # fmt: skip
+CHANGE_NOTHING_BY_ZERO = frozenset({"add", "fadd", "or", "xor"})

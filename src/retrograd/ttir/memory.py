@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.ttir.atomics import UPDATES, bitwise_equal, update_in_turns
+from retrograd.ttir.atomics import CHANGE_NOTHING_BY_ZERO, UPDATES, bitwise_equal, update_in_turns
 from retrograd.ttir.element_types import Array, chosen
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.memory_faults import AccessFaults
@@ -133,7 +133,8 @@ class Memory(AccessFaults):
         addresses = _spread(addresses, shape)
         before = np.zeros(shape if wanted else (1,) * len(shape), kind.compute)
         unknown_before: Array | None = None
-        for storage, index, allowed in self._split(access, programs, addresses, mask):
+        idle = values[0] == 0 if access.operation in CHANGE_NOTHING_BY_ZERO else None
+        for storage, index, allowed in self._split(access, programs, addresses, mask, idle):
             index, (*lanes, unknown), who = self._lanes(index, programs, (*values, undefined), allowed)
             if not len(index):
                 continue
@@ -184,11 +185,11 @@ class Memory(AccessFaults):
         return first, each, who
 
     def _split(
-        self, access: MemoryAccess, programs: Array, addresses: Array, mask: Array | None
+        self, access: MemoryAccess, programs: Array, addresses: Array, mask: Array | None, idle: Array | None = None
     ) -> list[tuple[Storage, Array, Array | None]]:
         """Storages that an access leads to, at which element each lane is, and the lanes that do; None for all of them.
 
-        Those that do not are at an element too, which says nothing.
+        Those that do not are at an element too, which says nothing. `idle`: lanes that change nothing where they are.
         """
         if mask is not None:
             count = np.count_nonzero(mask)  # a tenth of what mask.all() and mask.any() take of a small one
@@ -204,12 +205,13 @@ class Memory(AccessFaults):
             return [(whole.storage, index, mask)]
         shape = addresses.shape if mask is None else np.broadcast_shapes(addresses.shape, mask.shape)
         lanes, addresses = np.ones(shape, bool) if mask is None else _spread(mask, shape), _spread(addresses, shape)
-        parts = self._checked(access, programs, addresses, lanes, pointer)
+        parts = self._checked(access, programs, addresses, lanes, pointer, idle)
         shift = size.bit_length() - 1
         return [(storage, np.where(led, (addresses - storage.start) >> shift, 0), led) for storage, led in parts]
 
     def _checked(
-        self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None
+        self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None,
+        idle: Array | None,
     ) -> list[tuple[Storage, Array]]:
         """Storages that lanes lead to one by one, with those that do; what is wrong with the others is noted."""
         size = access.kind.size
@@ -218,7 +220,7 @@ class Memory(AccessFaults):
             self.fault("misaligned", access, programs, addresses, crooked, pointer)
             lanes = lanes & ~crooked
         if pointer is not None:
-            return self._in_tensor(access, programs, addresses, lanes, pointer)
+            return self._in_tensor(access, programs, addresses, lanes, pointer, idle)
         return self._anywhere(access, programs, addresses, lanes)
 
     def _note_overflow(
@@ -235,7 +237,8 @@ class Memory(AccessFaults):
             self.fault("overflow", access, programs, _spread(addresses, wrong.shape), wrong, pointer)
 
     def _in_tensor(
-        self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer
+        self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer,
+        idle: Array | None,
     ) -> list[tuple[Storage, Array]]:
         size = access.kind.size
         outside = lanes & ((addresses < pointer.start) | (addresses + size > pointer.end))
@@ -245,6 +248,8 @@ class Memory(AccessFaults):
             between = inside & ~pointer.covered[element]
         if pointer.whole is not None:
             meant = (addresses >= pointer.whole[0]) & (addresses + size <= pointer.whole[1])
+        elif idle is not None:  # whatever lies there is left as it is
+            meant = idle & (addresses >= pointer.storage.start) & (addresses + size <= pointer.storage.end)
         else:  # padding that a launcher has allocated beside the view: a store harms nobody whose number lies there
             meant = pointer.storage.is_spare(addresses, size) if access.does == "store" else None
         if meant is not None and (beyond := (outside | between) & meant).any():
