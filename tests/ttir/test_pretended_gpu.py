@@ -206,6 +206,31 @@ def test_a_launcher_that_refuses_what_is_not_on_a_gpu_is_verified():
         assert rg.verify(spec, level="quick", only=["contract"]).verdict == verdict
 
 
+class _Factor(torch.autograd.Function):
+    """x times 2, whose backward alone asks where its tensors are."""
+
+    @staticmethod
+    def forward(ctx, x, places):
+        ctx.places = places
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * ctx.places[x.device.type], None
+
+
+@pytest.mark.parametrize(("places", "verdict"), [({"cuda": 2}, "proved"), ({}, "finding"), ({"cuda": 3}, "finding")])
+def test_a_backward_that_refuses_what_is_not_on_a_gpu_is_verified(places, verdict):
+    pytest.importorskip("triton")
+    spec = rg.op(lambda x: _Factor.apply(x, places), lambda x: x * 2, dict(x=rg.tensor("M", "N")), dtypes=["float32"])
+    report = rg.verify(spec, level="quick", only=["contract", "oracle"])
+    assert report.verdict == verdict
+    raised = any("KeyError" in finding.what for finding in report.findings)
+    assert raised == (not places)  # none of what was only pretended is told
+
+
 def test_the_address_of_the_current_stream_is_looked_up_by_libraries_that_hear_of_a_gpu():
     before = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     with fake_gpu.gpu(target_named("sm_90")):

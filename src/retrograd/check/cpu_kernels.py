@@ -206,18 +206,25 @@ def own_filling() -> Iterator[None]:
         _POISONED.pop()
 
 
-def ask_for_devices(function: Callable[..., Any]) -> bool:
-    """Have `pretended` say from now on that tensors of a function are on a GPU; False where nothing is pretended."""
-    function = _bare(function)
-    if function in _DEVICES or not _SESSIONS or isinstance(pretended(function), nullcontext):
-        return False
-    _DEVICES.append(function)
-    return True
+def asked(function: Callable[..., Any], run: Callable[[], Any], again: bool = True) -> Any:
+    """What `run` gives inside of `pretended`; if it raises it may be asked `again`, with tensors said to be on a GPU.
 
-
-def no_devices(function: Callable[..., Any]) -> None:
-    """Undo `ask_for_devices`."""
-    _DEVICES.remove(_bare(function))
+    Where that helps it is said of the function from now on.
+    """
+    try:
+        with pretended(function):
+            return run()
+    except Exception:
+        bare = _bare(function)
+        if not again or bare in _DEVICES or not _SESSIONS or isinstance(pretended(function), nullcontext):
+            raise
+        _DEVICES.append(bare)
+        try:
+            with pretended(function):
+                return run()
+        except Exception:
+            _DEVICES.remove(bare)
+        raise
 
 
 def _bare(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -103,9 +103,10 @@ class ForwardPass:
     def backward(self, root: int | None = None) -> OpRun:
         """The backward from all outputs, or from the one with index `root`; OpRaised if it raises."""
         used = slice(None) if root is None else slice(root, root + 1)
+        leaves = [self.inputs[n] for n in self.names]
         try:
-            with cpu_kernels.pretended(self.spec.fn):
-                grads = grads_of(self.outs[used], [self.inputs[n] for n in self.names], self.grad_outs[used])
+            # Some ask in their backward alone for the GPU of a tensor, as for the number of its multiprocessors.
+            grads = cpu_kernels.asked(self.spec.fn, lambda: grads_of(self.outs[used], leaves, self.grad_outs[used]))
         except (InterpreterError, UnsupportedOperationError):
             raise
         except Exception as error:
@@ -295,18 +296,7 @@ class OpRunner:
     def _result(self, case: Case, inputs: dict[str, Any]) -> Any:
         """What the op returns. One that refuses its first case is asked once more, its tensors said to be on a GPU."""
         params = dict(case.params)
-        try:
-            with cpu_kernels.pretended(self.spec.fn):
-                return self.spec.fn(*inputs.values(), **params)
-        except Exception:
-            if self.calls > 1 or not cpu_kernels.ask_for_devices(self.spec.fn):
-                raise
-            try:
-                with cpu_kernels.pretended(self.spec.fn):
-                    return self.spec.fn(*inputs.values(), **params)
-            except Exception:
-                cpu_kernels.no_devices(self.spec.fn)
-            raise
+        return cpu_kernels.asked(self.spec.fn, lambda: self.spec.fn(*inputs.values(), **params), again=self.calls == 1)
 
     def _generators(self) -> list[torch.Tensor]:
         """States of torch's generators, of the CPU and of a GPU that the op runs on."""
