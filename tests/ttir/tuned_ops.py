@@ -125,7 +125,9 @@ def keeping(function: Any, tuned: list[Any]) -> Any:
     return differentiable(launch)
 
 
-def sum_of_all(function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr",), tuner: Any = None) -> Any:
+def sum_of_all(
+    function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr",), tuner: Any = None, start: float = 0.0
+) -> Any:
     kernel = (tuner or triton.autotune)(tuned, key=["N"], reset_to_zero=list(reset))(triton.jit(function))
     # The forward is tuned too, so that a finding has to name one of two kernels.
     double = elementwise(doubled, configs(64, 128))
@@ -134,7 +136,7 @@ def sum_of_all(function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr
         @staticmethod
         def forward(ctx, x):
             ctx.shape = x.shape
-            x, y = double(x).contiguous(), x.new_zeros(())
+            x, y = double(x).contiguous(), x.new_full((), start)
             if x.numel():
                 kernel[lambda meta: (meta.get("SPLITS", 1),)](x, y, x.numel())
             return y
@@ -194,6 +196,7 @@ SUMS = {
     "reset of programs": sum_of_all(summed_by_programs, [*configs(8, SPLITS=16), *configs(16, SPLITS=16)]),
     "own tuner": sum_of_all(summed_by_adding, configs(32, 128), tuner=own_tuner),
     "own tuner, no reset": sum_of_all(summed_by_adding, configs(32, 128), reset=(), tuner=own_tuner),
+    "reset of what is overwritten": sum_of_all(summed, configs(32, 128), start=3.0),
     "many": sum_of_all(summed, configs(32, 64, 128, 256, 512, 1024)),
 }
 
@@ -228,6 +231,8 @@ OPS |= {
     name: rg.op(elementwise(function, configs(1, 2)), lambda x: 2 * x, dict(x=XS), sizes=EVEN, name=name)
     for name, function in (("a mask at odd sizes", doubled), ("no mask at odd sizes", doubled_without_mask))
 }
+FROM_3 = sum_of_all(summed_by_adding, configs(32, 128), start=3.0)
+OPS["reset of what was written"] = rg.op(FROM_3, lambda x: 2 * x.sum() + 3, dict(x=X), sizes=LONG)
 OPS["sum, deterministic"] = rg.op(SUMS["sum"], FORWARD_OF_SUM, dict(x=X), sizes=LONG, deterministic=True)
 
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from retrograd import config
 from retrograd.check import cpu_kernels, kernel_faults
-from retrograd.check.op_runner import OpRunner
+from retrograd.check.op_runner import OpRun, OpRunner
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages import shapes
@@ -50,7 +50,9 @@ def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutco
     for seed, multiprocessors in runs:
         with cpu_kernels.session(seed, multiprocessors, trials=True) as session:
             try:
-                runner.run(case)
+                tuned = runner.run(case)
+                if session.configurations and not seed:
+                    out.findings += _first_of_tuned(runner, case, tuned)
             except OpRaised:
                 # Before any kernel it is no matter of races, and told by the stages that compare.
                 unheard = session.launches or runner is not context.runner
@@ -65,7 +67,7 @@ def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutco
                 findings.setdefault((fault.kind, fault.access.text()), kernel_faults.finding(fault, case))
             elif fault.kind == "same value":
                 out.notes.append(fault.text())
-    out.findings = list(findings.values())
+    out.findings += findings.values()
     out.undecided = list(dict.fromkeys(out.undecided))
     out.notes = list(dict.fromkeys(out.notes))
     if not kernels:
@@ -73,6 +75,18 @@ def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutco
     else:
         out.power_text = f"every access of {', '.join(sorted(kernels))}, in {len(runs)} orders of its programs"
     return out
+
+
+def _first_of_tuned(runner: OpRunner, case: Case, tuned: OpRun) -> list[Finding]:
+    """A finding if a call whose autotuners choose anew gives other bits than those that follow it in its session.
+
+    Triton zeroes what `reset_to_zero` names once it has chosen, before it launches, and not at later launches.
+    """
+    later = runner.run(case)
+    if not (name := tuned.first_difference(later)) or later.first_difference(runner.run(case)):
+        return []
+    what = f"{name} of the call that tunes is not what later calls give: reset_to_zero wipes what its caller had written"
+    return [Finding.of("autotune", what, case, name)]
 
 
 def _launches(context: StageContext, case: Case) -> bool:
