@@ -51,6 +51,13 @@ def test_products_have_the_error_of_what_they_multiply(rows, precision):
     assert rows[f"product 1.0 {precision}"]["verdict"] == "proved", rows[f"product 1.0 {precision}"]
 
 
+def test_what_is_cast_to_16_bits_before_products_in_tf32_is_a_note(rows):
+    text = "more than tf32 is lost of grad a: with products of float32 too, as after a cast to 16 bits"
+    names = ["product cast tf32", "product 1.0 tf32", "product 1.0 ieee", "mixture 1.0", "linear attention 1.0"]
+    assert [name for name in names if any(text in note for note in rows[name]["notes"])] == names[:1]
+    assert not any("more than tf32 is lost" in note for name in names[1:] for note in rows[name]["notes"])
+
+
 @pytest.mark.gpu
 def test_kernels_that_a_gpu_runs_have_the_error_of_what_they_multiply():
     if not torch.cuda.is_available():

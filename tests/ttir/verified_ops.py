@@ -78,7 +78,9 @@ def multiply(a, b, precision, factor=1.0):
     return c
 
 
-def product(factor: float, precision: str) -> Any:
+def product(factor: float, precision: str, kept: torch.dtype = torch.float32) -> Any:
+    """A product of matrices; its first gradient is `factor` times the right one, of a grad_out cut to `kept`."""
+
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, a, b):
@@ -89,7 +91,7 @@ def product(factor: float, precision: str) -> Any:
         @torch.autograd.function.once_differentiable
         def backward(ctx, dc):
             a, b = ctx.saved_tensors
-            return multiply(dc, b.mT, precision, factor), multiply(a.mT, dc, precision)
+            return multiply(dc.to(kept).float(), b.mT, precision, factor), multiply(a.mT, dc, precision)
 
     return Product.apply
 
@@ -260,6 +262,8 @@ OPS |= {
 }
 
 
+CAST = product(1.0, "tf32", torch.bfloat16)
+OPS["product cast tf32"] = rg.op(CAST, torch.matmul, FACTORS)
 OPS |= {f"product {f} tf32 alone": rg.op(product(f, "tf32"), None, FACTORS) for f in (1.0, 8.0)}
 
 

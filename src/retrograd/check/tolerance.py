@@ -31,6 +31,8 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16
 # Of what tensor cores keep of float32. They cut where others round: as much from the middle, so as wide, and on the
 # average half a unit of the last of 11 bits towards zero, which each product takes from all of its elements.
 TF32 = 2.0**-11
+# Of what tf32 may leave, at most so much is left with products of float32, 2^13 times as exact, if it was tf32.
+WITHOUT_TF32 = 1 / 16
 _SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 # Of a complex number either part is as exact as the product of two whole ones leaves it: sqrt(5) units (Brent 2007).
 _PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}

@@ -47,11 +47,27 @@ def _strict(context: StageContext, case: Case) -> list[str]:
     return [f"no power against lower precision in {case.dtype}: {', '.join(passing)} would pass in {where} as well"]
 
 
+def _beside_tf32(context: StageContext, case: Case) -> list[str]:
+    """A note on tensors whose error is not that of tf32: with products of float32 it does not fall as that would."""
+    if (run := context.runner.with_exact_factors(case)) is None:
+        return []
+    truth = context.oracle.truth(case)
+    pairs = ((label, run.tensors.get(label), want) for label, want in truth.want.items())
+    held = {label: (got, want) for label, got, want in pairs if got is not None and want is not None}
+    allowed = {label: truth.tol[label] * tolerance.WITHOUT_TF32 for label in held}
+    out = [label for label, pair in held.items() if compare(*pair, allowed[label]).wrong]
+    if out:  # what is not multiplied has float32's own error
+        plain = context.oracle.without_tf32(case).tol
+        out = [label for label in out if compare(*held[label], allowed[label].maximum(plain[label])).wrong]
+    text = "with products of float32 too, as after a cast to 16 bits, the error is over 1/16 of what tf32 allows"
+    return [f"more than tf32 is lost of {', '.join(out)}: {text}"] if out else []
+
+
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """The case judged; for the ordinary one also whether a lower precision would be refused."""
     out = judged(context, case)
     if case == context.base and not out.findings:
-        out.notes += _strict(context, case)
+        out.notes += [*_strict(context, case), *_beside_tf32(context, case)]
     return out
 
 

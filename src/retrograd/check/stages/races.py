@@ -85,8 +85,8 @@ def _first_of_tuned(runner: OpRunner, case: Case, tuned: OpRun) -> list[Finding]
     later = runner.run(case)
     if not (name := tuned.first_difference(later)) or later.first_difference(runner.run(case)):
         return []
-    what = f"{name} of the call that tunes is not what later calls give: reset_to_zero wipes what its caller had written"
-    return [Finding.of("autotune", what, case, name)]
+    text = f"{name} of the call that tunes is not what later calls give: reset_to_zero wipes what its caller has put"
+    return [Finding.of("autotune", text, case, name)]
 
 
 def _launches(context: StageContext, case: Case) -> bool:
