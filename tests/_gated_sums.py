@@ -48,3 +48,46 @@ def gated(added: Callable[[Tensor, Tensor], Tensor], name: str) -> OpSpec:
         name=name,
         deterministic=True,
     )
+
+
+def packed(added: Callable[[Tensor, Tensor], Tensor], name: str) -> OpSpec:
+    """Two such recurrences in one row, with their first and last states; suffix sums begin from these."""
+
+    class Packed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            ctx.save_for_backward(q, k, g, h)
+            return _two_recurrences(q, k, g, h)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, do: Tensor, dlast: Tensor) -> tuple[Tensor, ...]:
+            grads = []
+            ends = zip(ctx.saved_tensors[3].unbind(1), dlast.unbind(1), strict=True)
+            sequences = zip(*(_two(t) for t in (*ctx.saved_tensors[:3], do)), strict=True)
+            for (q, k, g, do_i), (first, last) in zip(sequences, ends, strict=True):
+                states, read = _states(k, g, first), do_i * q.tanh()
+                later = torch.cat([g[:, 1:], torch.zeros_like(g[:, :1])], 1)
+                read = torch.cat([read[:, :-1], read[:, -1:] + last[:, None]], 1)
+                dk = recurrence(torch.ones_like(k), read.flip(1), later.flip(1)).flip(1)
+                dg = added(q.tanh() * do_i * states, k * dk).flip(1).cumsum(1).flip(1)
+                dg = dg + (last * states[:, -1])[:, None]
+                grads.append((do_i * states * (1 - q.tanh() ** 2), dk, dg, (g[:, :1].exp() * dk[:, :1])))
+            return tuple(torch.cat(each, 1) for each in zip(*grads, strict=True))
+
+    inputs = dict(q=tensor("M", 48), k=tensor("M", 48), g=tensor("M", 48, low=-0.5, high=-0.01), h=tensor("M", 2))
+    return op(Packed.apply, _two_recurrences, inputs, sizes=dict(M=(1, 16)), name=name, deterministic=True)
+
+
+def _two(t: Tensor) -> tuple[Tensor, ...]:
+    return t.split([17, 31], 1)
+
+
+def _states(k: Tensor, g: Tensor, first: Tensor) -> Tensor:
+    k = torch.cat([k[:, :1] + g[:, :1].exp() * first[:, None], k[:, 1:]], 1)
+    return recurrence(torch.ones_like(k), k, g)
+
+
+def _two_recurrences(q: Tensor, k: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    states = [_states(*each) for each in zip(_two(k), _two(g), h.unbind(1), strict=True)]
+    return q.tanh() * torch.cat(states, 1), torch.stack([s[:, -1] for s in states], 1)

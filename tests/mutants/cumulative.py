@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from _gated_sums import gated
+from _gated_sums import gated, packed
 
 MUTANTS = {
     # As an accumulator of 16 bits leaves it: 4e-3 of each term.
@@ -14,4 +14,6 @@ MUTANTS = {
     "CS03": gated(
         lambda read, written: read - torch.cat([written[:, :-1], 0 * written[:, -1:]], 1), "last_step_not_written"
     ),
+    # The same factor where two sequences share a row.
+    "CS04": packed(lambda read, written: read - 1.00005 * written, "packed_terms_apart_by_a_factor"),
 }

@@ -63,12 +63,14 @@ class CumulativeSum:
         """The attainable error of what adds up these terms, which are off by so much, and the rest.
 
         The rest, what is read, is known by its sum only: it has as many terms and as large errors as what is written.
+        A sum that is a number has no NaN among its terms: those beside it are of another sequence of the row.
         """
         squares, inherited = (torch.stack([t.square().sum(-1) for t in ts.values()]).sum(0) for ts in (written, off))
         rest = _steps(grad, self.dim, self.forward) - torch.stack([t.sum(-1) for t in written.values()]).sum(0)
         count = 2 * grad.shape[self.dim] * sum(t.shape[-1] for t in written.values())
         units = tolerance.units(reference.case.dtype, reference.spec.compute)
-        return tolerance.of_a_sum(*units, grad, 2 * squares + rest.square(), 2 * inherited, self.dim, count)
+        numbers = [t.nan_to_num(0.0, 0.0, 0.0) for t in (grad, 2 * squares + rest.square(), 2 * inherited)]
+        return tolerance.of_a_sum(*units, numbers[0], numbers[1], numbers[2], self.dim, count)
 
 
 def find(reference: Reference, name: str, runs: dict[Any, Results]) -> CumulativeSum | None:
@@ -91,15 +93,21 @@ def find(reference: Reference, name: str, runs: dict[Any, Results]) -> Cumulativ
 
 
 def _at_an_end(reference: Reference, alike: torch.Size, forward: bool) -> Results:
-    """Results where of outputs that begin with such dimensions only the end of the last of these counts."""
+    """Results where of outputs that begin with such dimensions only the end of the last of these counts.
+
+    No other output does beside them: final states of several sequences in a row would each begin a sum.
+    """
 
     def last() -> list[torch.Tensor]:
         mask = torch.zeros(alike[-1], device=reference.device)
         mask[-1 if forward else 0] = 1
         gs = reference.grad_outs()
+        steps = [g.shape[: len(alike)] == alike for g in gs]
+        if not any(steps):
+            return gs
         return [
-            g * mask.to(g.dtype).view(-1, *[1] * (g.ndim - len(alike))) if g.shape[: len(alike)] == alike else g
-            for g in gs
+            g * mask.to(g.dtype).view(-1, *[1] * (g.ndim - len(alike))) if each else torch.zeros_like(g)
+            for g, each in zip(gs, steps, strict=True)
         ]
 
     return replace(reference, grad_outs=last).run(torch.float64, reference.exactly())
@@ -119,8 +127,15 @@ def _written(
     ]
     terms = {label: (t * _as(results[label], t)).sum(-1) for label, t in _inputs(reference, len(shape), labels).items()}
     added, least = _steps(grad, dim, forward), tolerance.ZERO * torch.linalg.vector_norm(grad)
-    for count in (shape[dim] - 1, shape[dim] - 2):  # the last step may read before it decays
-        rows = (dim, 0 if forward else shape[dim] - count, count)
+    # Of several sequences in a row only one reaches the end that counts.
+    reached = grad.movedim(dim, 0).reshape(shape[dim], -1).any(1).nonzero()[:, 0]
+    if not len(reached):
+        return []
+    begin, end = int(reached[0]) if forward else 0, shape[dim] if forward else int(reached[-1]) + 1
+    for count in (end - begin - 1, end - begin - 2):  # the last step may read before it decays
+        if count < 1:
+            break
+        rows = (dim, begin if forward else end - count, count)
         kept = {label: t.narrow(*rows).flatten() for label, t in terms.items()}
         if ways := _fewest(kept, added.narrow(*rows).flatten(), least):
             return ways
