@@ -107,12 +107,13 @@ def _specs_of(module: ModuleType) -> list[str]:
 def load_module(place: str, target: str, expected: str = _FORMS) -> ModuleType:
     """The module at a place; arguments and errors as of `core.loading.load`.
 
-    One that asks for a GPU while it is imported, where there is none, is imported once more with one pretended, as its
-    kernels will have it. An error of its own, after torch has told it that there is none, may be about something else:
-    then it stands, if it is there with a GPU too.
+    What it imports may ask Triton what it runs on and catch the refusal (fla then takes a device that has no kernels):
+    Triton answers as in a call. One that asks torch for a GPU where there is none is imported once more with one
+    pretended. An error of its own, after torch has told it that there is none, may be about something else: then it
+    stands, if it is there with a GPU too.
     """
     try:
-        with cpu_kernels.questions_noted() as questions:
+        with cpu_kernels.driven(), cpu_kernels.questions_noted() as questions:
             return load(place, target, expected)
     except SpecError as error:
         refused = cpu_kernels.asks_for_gpu(error.__context__)

@@ -28,7 +28,8 @@ _ON_GPU: list[dict[str, bool]] = []  # of kernels that a GPU runs by their hash:
 _HONEST: list[None] = []  # one for each `without_pretending` that is entered
 _KEPT: list[dict[str, Any] | None] = []
 _AWAITED: list[None] = []  # one for each `executed` that waits for somebody to import Triton
-_DEVICES: list[Callable[..., Any]] = []  # functions that refuse tensors which are not on a GPU
+_DEVICES: list[Callable[..., Any]] = []  # functions that refuse tensors which are not on a GPU, or launch less for them
+_TYPES: list[Callable[..., Any]] = []  # functions that look at the type of a device
 _POISONED: list[None] = []  # one for each `own_filling` that is entered
 # What a library asks torch to learn whether there is a GPU, beside what raises where there is none.
 _QUESTIONS = ((torch.cuda, "is_available"), (torch.cuda, "device_count"), (torch.accelerator, "is_available"))
@@ -116,6 +117,11 @@ def session(
             _SESSIONS.remove(run)
 
 
+def driven() -> AbstractContextManager[object]:
+    """Inside, Triton has a driver where there is no GPU: the one that kernels of a call will have."""
+    return nullcontext() if torch.cuda.is_available() else executed("cpu")
+
+
 def asks_for_gpu(error: BaseException | None) -> bool:
     """Whether torch or Triton raised an error on a machine without a GPU on which kernels can be executed."""
     if error is None or error.__traceback__ is None or torch.cuda.is_available() or config.interpreting():
@@ -175,6 +181,12 @@ def exact_factors() -> Iterator[bool]:
             run.exact_factors = False
 
 
+def factors_are_exact() -> bool:
+    """Whether this is inside of `exact_factors`."""
+    run = current()
+    return run is not None and run.exact_factors
+
+
 def _noted(seen: dict[str, bool], launch: KernelLaunch, proceed: Proceed) -> Any:
     """Note whether a kernel that a GPU runs multiplies in tf32, by the hash of its code."""
     compiled = proceed()
@@ -215,16 +227,38 @@ def asked(function: Callable[..., Any], run: Callable[[], Any], again: bool = Tr
         with pretended(function):
             return run()
     except Exception:
-        bare = _bare(function)
-        if not again or bare in _DEVICES or not _SESSIONS or isinstance(pretended(function), nullcontext):
+        if not again or not ask_for_devices(function):
             raise
-        _DEVICES.append(bare)
         try:
             with pretended(function):
                 return run()
         except Exception:
-            _DEVICES.remove(bare)
+            no_devices(function)
         raise
+
+
+def ask_for_devices(function: Callable[..., Any]) -> bool:
+    """Have `pretended` say from now on that tensors of a function are on a GPU; False where nothing is pretended."""
+    function = _bare(function)
+    if function in _DEVICES or not _SESSIONS or isinstance(pretended(function), nullcontext):
+        return False
+    _DEVICES.append(function)
+    return True
+
+
+def no_devices(function: Callable[..., Any]) -> None:
+    """Undo `ask_for_devices`."""
+    _DEVICES.remove(_bare(function))
+
+
+def _note_type(function: Callable[..., Any]) -> None:
+    if function not in _TYPES:
+        _TYPES.append(function)
+
+
+def looks_at_types(function: Callable[..., Any]) -> bool:
+    """Whether a function that runs as it does for tensors on the CPU decides something by that."""
+    return _bare(function) in _TYPES and current() is not None
 
 
 def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -246,4 +280,4 @@ def pretended(function: Callable[..., Any]) -> AbstractContextManager[object]:
         return nullcontext()
     from retrograd.ttir.launch import pretended
 
-    return pretended(devices=function in _DEVICES, repeats=not _POISONED)
+    return pretended(devices=function in _DEVICES, repeats=not _POISONED, by_type=partial(_note_type, function))

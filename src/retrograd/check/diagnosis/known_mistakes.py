@@ -133,7 +133,9 @@ def _factor(value: float, case: Case) -> str:
     """A factor in words."""
     known = [("0", 0.0), ("-1", -1.0), ("2", 2.0), ("1/2", 0.5), ("3", 3.0), *_sizes(case)]
     named = [text for text, number in known if math.isclose(value, number, rel_tol=1e-3, abs_tol=1e-6)]
-    return named[0] if named else f"{value:.4g}"
+    apart = abs(value - 1)  # 1.0003 is no 1
+    digits = 4 - round(math.log10(apart)) if 0 < apart < 5e-4 else 4
+    return named[0] if named else f"{value:.{digits}g}"
 
 
 def _scaled(e: Evidence) -> Iterator[Suspect]:

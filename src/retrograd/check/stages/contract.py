@@ -56,7 +56,8 @@ def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
         if t.dtype not in {want.dtype, *ordinary}:
             message = f"{name} has dtype {t.dtype}, the reference gives {want.dtype}"
             if inexact(t):
-                out.find("dtype", message, case, name)
+                meant = f"; if that is meant, let the reference return it so, by .to({t.dtype})"
+                out.find("dtype", message + meant, case, name)
             else:
                 out.notes.append(message)
         if want.requires_grad and not t.requires_grad and inexact(t):

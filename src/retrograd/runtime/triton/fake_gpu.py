@@ -32,6 +32,7 @@ from retrograd.runtime.triton.registered_kernels import registered_kernels
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 _VERSIONS = {"cuda": "12.8", "hip": "6.4"}  # that torch says it was built for
 Leaves = Callable[[torch.Tensor, str], None]
+Asked = Callable[[], None]
 # Of each GPU that is pretended, the innermost last: has functions that a call of torch calls hear of it again.
 _AGAIN: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
 HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
@@ -81,11 +82,13 @@ class _OnCpu(TorchFunctionMode):
         devices: whether the others hear of `device` what they hear of `is_cuda`.
         repeats: whether fresh memory always holds the same.
         leaves: called with a tensor whose memory NumPy has from now on, or whose numbers Python gets, and by what.
+        by_type: called where code that looks at the type of a device is told that a tensor is on the CPU.
     """
 
-    def __init__(self, knowing: tuple[str, ...], devices: bool, repeats: bool, leaves: Leaves) -> None:
+    def __init__(self, knowing: tuple[str, ...], devices: bool, repeats: bool, leaves: Leaves, by_type: Asked) -> None:
         super().__init__()
         self._knowing, self._devices, self._repeats, self._leaves = knowing, devices, repeats, leaves
+        self._by_type = by_type
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
         self.default: torch.device | None = None  # that was chosen for tensors that are told of none
@@ -109,8 +112,10 @@ class _OnCpu(TorchFunctionMode):
             if func == _ASKS_CPU and not _asker(sys._getframe(1)).startswith((*self._knowing, "torch.")):
                 return args[0] in self._on_cpu
             device = func(*args, **(kwargs or {}))
-            if func == _ASKS_DEVICE and self._devices and device.type == "cpu" and args[0] not in self._on_cpu:
-                return device if _asker(sys._getframe(1)).startswith((*self._knowing, "torch.")) else FIRST
+            if func == _ASKS_DEVICE and device.type == "cpu" and args[0] not in self._on_cpu:
+                asking, told = sys._getframe(1), (*self._knowing, "torch.")
+                if (self._devices or "type" in asking.f_code.co_names) and not _asker(asking).startswith(told):
+                    return FIRST if self._devices else self._by_type() or device
             return device  # or whatever else is asked for, a shape mostly: a third of all calls
         before = self._here.answering
         if func in _COMPUTING and not kwargs:
@@ -200,7 +205,7 @@ def _asker(frame: FrameType) -> str:
 @contextlib.contextmanager
 def gpu(
     target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False, repeats: bool = False,
-    leaves: Leaves = lambda tensor, how: None, registered: bool = True,
+    leaves: Leaves = lambda tensor, how: None, registered: bool = True, by_type: Asked = lambda: None,
 ) -> Iterator[None]:  # fmt: skip
     """Let code of a person's own believe in a GPU of this architecture.
 
@@ -212,10 +217,11 @@ def gpu(
         leaves: called with a tensor whose memory NumPy has from now on, and may write to, or whose numbers Python gets.
         registered: whether operators run the kernels that libraries have registered for CUDA; False where another mode
             has them run.
+        by_type: called where `devices` does not hold and code looks at the type of a tensor's device.
     """
     stock_generator, stock_module, stock_fork = torch.Generator, torch.get_device_module, torch.random.fork_rng
     stock_default, stock_set, stock_compile = torch.get_default_device, torch.set_default_device, torch.compile
-    mode, stack = _OnCpu(knowing, devices, repeats, leaves), ExitStack()
+    mode, stack = _OnCpu(knowing, devices, repeats, leaves, by_type), ExitStack()
     function = torch.autograd.function.BackwardCFunction
     stock_apply: Any = function.apply
     may_compile = "torch._dynamo" not in sys.modules
