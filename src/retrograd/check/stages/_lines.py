@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from retrograd.check import finite_differences, tolerance
+from retrograd.check import cpu_kernels, finite_differences, tolerance
 from retrograd.check.op_runner import ForwardPass, OpRunner
 from retrograd.check.outputs import as_real, like
 from retrograd.check.own_mistakes import may_refuse
@@ -44,7 +44,8 @@ class Line:
     @property
     def unit(self) -> float:
         """Unit roundoff of the function: of what tf32 cuts, closer points than its own would show nothing."""
-        return max(tolerance.UNIT[self.case.dtype], tolerance.TF32 if self.runner.tf32 else 0.0)
+        tf32 = self.runner.tf32 and not cpu_kernels.factors_are_exact()
+        return max(tolerance.UNIT[self.case.dtype], tolerance.TF32 if tf32 else 0.0)
 
     def inputs(self, step: float) -> dict[str, Any]:
         """The inputs of the case with one moved along the direction, and those of `others` along theirs."""
