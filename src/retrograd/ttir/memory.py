@@ -212,7 +212,7 @@ class Memory(AccessFaults):
     def _checked(
         self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None,
         idle: Array | None,
-    ) -> list[tuple[Storage, Array]]:
+    ) -> list[tuple[Storage, Array]]:  # fmt: skip
         """Storages that lanes lead to one by one, with those that do; what is wrong with the others is noted."""
         size = access.kind.size
         crooked = lanes & ((addresses & (size - 1)) != 0)
@@ -239,7 +239,7 @@ class Memory(AccessFaults):
     def _in_tensor(
         self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer,
         idle: Array | None,
-    ) -> list[tuple[Storage, Array]]:
+    ) -> list[tuple[Storage, Array]]:  # fmt: skip
         size = access.kind.size
         outside = lanes & ((addresses < pointer.start) | (addresses + size > pointer.end))
         between = np.zeros_like(outside)

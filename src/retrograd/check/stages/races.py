@@ -85,7 +85,8 @@ def _first_of_tuned(runner: OpRunner, case: Case, tuned: OpRun) -> list[Finding]
     later = runner.run(case)
     if not (name := tuned.first_difference(later)) or later.first_difference(runner.run(case)):
         return []
-    text = f"{name} of the call that tunes is not what later calls give: reset_to_zero wipes what its caller has put"
+    why = "reset_to_zero does that to memory which its caller has filled"
+    text = f"{name} of the call that tunes is not what later calls give; {why}"
     return [Finding.of("autotune", text, case, name)]
 
 
