@@ -48,7 +48,7 @@ def test_what_trials_leave_behind_is_found_and_what_they_reset_is_not(rows):
     own = {(stage, kind) for stage, kind, _ in rows["own tuner, no reset"]["findings"]}
     assert ("races", "autotune") in own, rows["own tuner, no reset"]
     (wiped,) = [text for stage, kind, text in rows["reset of what was written"]["findings"] if kind == "autotune"]
-    assert wiped.startswith("out of the call that tunes is not what later calls give: reset_to_zero wipes"), wiped
+    assert wiped.startswith("out of the call that tunes is not what later calls give; reset_to_zero"), wiped
     for name in ("reset", "reset of programs", "reset of what is overwritten", "own tuner"):
         assert not [kind for _, kind, _ in rows[name]["findings"] if kind == "autotune"], rows[name]
 
