@@ -5,7 +5,6 @@ The cheapest is asked first, and each allows no more than all do together: what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +63,7 @@ class Alarms:
             return AlarmResult(result, truth)
         first_grad = order is first_order and name.startswith("grad ")
         # Beyond that nothing is judged as a sum, so this must not be either.
-        known = self._sums.get((name, case.params)) if first_grad and result.worst < _most_of_a_sum(case) else None
+        known = self._sums.get((name, case.params)) if first_grad and result.worst < tolerance.BEYOND_NOISE else None
         if known:
             wider = known.widened(self.runner.reference(case), truth, truth.floor)
             result = compare_stored(got, want, wider.floor[name], kind)
@@ -86,7 +85,7 @@ class Alarms:
             left = self._cancelled.left(self.runner.reference(case), truth, name)
             truth = truth.allowing(name, left)
             result = compare_stored(got, want, truth.tol[name], kind)
-        if 1 < result.worst < _most_of_a_sum(case) and first_grad:
+        if 1 < result.worst < tolerance.BEYOND_NOISE and first_grad:
             wider = self._as_a_sum(case, name, truth)
             added_up = wider and compare_stored(got, want, wider.tol[name], kind)
             if wider and added_up and not added_up.wrong:
@@ -129,11 +128,6 @@ class Alarms:
             self._sums[key] = cumulative.find(base, name, self._ends.setdefault(case.params, {}))
         known = self._sums[key]
         return known and known.widened(self.runner.reference(case), truth, truth.tol)
-
-
-def _most_of_a_sum(case: Case) -> float:
-    """The excess beyond which nothing is what cancels in a sum; none where 1e4 stands beside 1e-6."""
-    return math.inf if case.values else tolerance.BEYOND_NOISE
 
 
 def _in_tf32(case: Case, name: str) -> str:
