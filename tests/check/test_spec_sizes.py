@@ -154,6 +154,13 @@ def test_a_range_may_name_its_ordinary_size():
             rg.op(glu, torch.nn.functional.glu, SPEC.inputs, sizes=dict(M=outside))
 
 
+@pytest.mark.parametrize(("named", "ordinary"), [([7, 1], 7), ([1, 7], 7), ([3, 7, 1, 0], 7), ([1], 1), ([0, 1], 1)])
+def test_an_ordinary_size_of_a_list_is_its_last_above_one(named, ordinary):
+    """With one step of a sequence a rotation of it, or a stride, changes nothing."""
+    spec = rg.op(torch.sin, torch.sin, dict(x=rg.tensor("S", 4)), sizes=dict(S=named))
+    assert StageContext.of(spec, "float32").base.size("S") == ordinary
+
+
 def test_a_narrow_range_is_tried_at_an_odd_size():
     def sizes_of(**more):
         spec = rg.op(glu, torch.nn.functional.glu, SPEC.inputs, name="glu", **more)

@@ -145,7 +145,7 @@ def op(
             `tensor(...)` or `size(...)` is an input that is passed by keyword.
         sizes: per named dimension a fixed size, a range `(lowest, highest)`, a list of allowed sizes, or an expression
             of others (`K="2*N"`). Dimensions not named here are free: 0 and 1 included. Most stages run at the last
-            size of a list, at a middling one of a range, or at the third number that it has: `(0, 40, 13)`.
+            size above 1 of a list, at a middling one of a range, or at the third number that it has: `(0, 40, 13)`.
         where: relations that sizes and whole parameters keep to: "Q <= K", ("N % 8 == 0", "k <= N").
         dtypes: floating or complex dtypes to check, the first being the one for stages that need only one.
         compute: "float32" promises that 16-bit inputs are computed in float32 and rounded once at the end,
