@@ -108,6 +108,13 @@ def test_tensors_are_made_on_the_gpu_that_is_the_default():
     assert torch.get_default_device().type == torch.ones(1).device.type == "cpu"
 
 
+def test_a_library_that_has_taken_the_cpu_may_enter_a_device_of_it():
+    """As fla before 0.6 where it was imported without a GPU: torch has none, and each op was told to raise."""
+    with fake_gpu.gpu(target_named("sm_90")), torch.cpu.device(torch.ones(2).device.index):
+        assert torch.ones(2).sum() == 2
+    assert not hasattr(torch.cpu, "device")
+
+
 def test_programs_that_ask_for_whatever_accelerator_there_is_get_the_gpu(gpu):
     assert torch.accelerator.is_available()
     assert torch.accelerator.device_count() == 1

@@ -286,6 +286,7 @@ def gpu(
         entered = dict(__enter__=lambda index: None, __exit__=lambda index, *error: None)
         stack.enter_context(_replaced(torch.accelerator.device_index, entered))
         stack.enter_context(_replaced(torch, pretended))
+        stack.enter_context(_replaced(torch.cpu, {"device": answers["device"]}, new=True))  # which fla 0.4 believes in
         stack.enter_context(_replaced(torch.random, dict(fork_rng=fork_rng)))
         stack.enter_context(_replaced(torch.nn.Module, dict(to=to)))
         stack.enter_context(_replaced(torch.library.Library, dict(impl=_registering(torch.library.Library.impl))))
