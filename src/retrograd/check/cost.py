@@ -53,8 +53,8 @@ def elements(runner: OpRunner, case: Case, most: int, work: float = math.inf) ->
 
     Counting ends above `most`, and gives more than that where a run takes more than `work`. The reference runs on meta
     tensors, which have shapes alone; on those of the case where all dimensions together are few, or none is larger than
-    in the ordinary case, as it then takes a tenth of the time. Where the described inputs alone have more than `most` it is their number, and nothing is drawn:
-    a positive definite matrix of 4097 rows takes 10 s.
+    in the ordinary case, as it then takes a tenth of the time. Where the described inputs alone have more than `most`
+    it is their number, and nothing is drawn: a positive definite matrix of 4097 rows takes 10 s.
     """
     described = sum(math.prod(shape(tensor.dims, case)) for tensor in runner.spec.tensors.values())
     if described > most:
