@@ -62,7 +62,7 @@ def base_case(spec: OpSpec, dtype: str) -> Case:
         if isinstance(rule, tuple):
             size = rule[2] if len(rule) == 3 else min(max(preset, rule[0]), rule[1])
         elif rule is not None:
-            named = rule if isinstance(rule, list) else [rule]
+            named = rule if isinstance(rule, list) else [int(rule)]
             size = next((n for n in reversed(named) if n > 1), named[-1])  # of a size of 1 strides say nothing
         chosen[name] = (size,) if name in spec.free_rank else size
     case = fitted(spec, Case(dtype).but(sizes=chosen, params={k: v[0] for k, v in spec.params.items()}))
