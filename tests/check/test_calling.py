@@ -438,3 +438,22 @@ def test_parts_of_a_gradient_add_up_as_far_as_its_formula_goes(dropped):
 
     report = _verify(lambda x: Both.apply(amplified(x)), reference, MN, only=["contract"])
     assert {f.kind for f in report.findings} == ({"output-subset"} if dropped else set()), report
+
+
+@pytest.mark.parametrize(("back", "told"), [(0.0, "is 0 from out1 alone"), (2e-4, "")])
+def test_what_comes_back_through_a_small_output_is_not_lost_in_16_bits(back, told):
+    class Losses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin(), 1e-4 * x.square()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, first, second):
+            (x,) = ctx.saved_tensors
+            return first * x.cos() + back * second * x
+
+    spec = rg.op(Losses.apply, lambda x: (x.sin(), 1e-4 * x.square()), MN, dtypes=["bfloat16"])
+    report = rg.verify(spec, level="quick", only=["contract", "oracle"])
+    assert [(f.stage, told in f.what) for f in report.findings] == [("contract", True)] * bool(told), report
