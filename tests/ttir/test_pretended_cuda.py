@@ -215,6 +215,10 @@ def test_kernels_that_torch_registers_itself_are_left_to_gpus():
         lambda: torch.add(torch.ones(9), 1, out=torch.empty(0)).sum().item(),
         lambda: torch.empty(3).fill_(torch.nan)[0].item(),
         lambda: [torch.empty(4).numpy().fill(1.0)],
+        lambda: torch.empty(4).uniform_().sum().item(),
+        lambda: torch.empty(4).normal_(generator=torch.Generator("cuda")).sum().item(),
+        lambda: torch.rand(4, generator=torch.Generator("cuda"), out=torch.empty(4)).sum().item(),
+        lambda: str(torch.empty(4).zero_()),
     ],
 )
 def test_what_has_been_written_is_not_told(run, use):
@@ -254,11 +258,45 @@ def test_what_nobody_has_written_does_not_pass_a_tolerance(run, dtype):
         lambda: torch.ones(2).resize_(50).sum().item(),
         lambda: torch.empty(2).resize_(50)[:2].sum().item(),
         lambda: torch.cat([torch.empty(2), torch.ones(9)], out=torch.empty(3)).sum().item(),
+        lambda: torch.empty(4)[:2].uniform_(generator=torch.Generator("cuda"))._base.sum().item(),
+        lambda: repr(torch.empty(4).sum()),
     ],
 )
 def test_what_nobody_has_written_is_told_where_it_leaves_torch(run, use):
     use()
     assert [fault.kind for fault in run.faults] == ["uninitialised"], run.report()
+
+
+def test_a_print_of_what_is_written_in_part_is_noted(run):
+    part = torch.empty(4)
+    part[:3] = 1.0
+    str(part)
+    (fault,) = run.faults
+    assert (fault.kind, fault.is_mild) == ("left unwritten", True)
+    assert "nobody has written 1 of the 4 elements that are printed here" in fault.text()
+    run.forget_faults()
+    part[3].item()
+    assert [fault.kind for fault in run.faults] == ["uninitialised"]
+
+
+@pytest.mark.parametrize("fill", ["uniform_", "normal_", "exponential_"])
+def test_a_generator_draws_once_into_memory_that_nobody_has_written(run, fill):
+    drawn, expected = torch.Generator("cuda").manual_seed(3), torch.Generator("cuda").manual_seed(3)
+    for _ in range(2):
+        values = getattr(torch.empty(8, device="cuda"), fill)(generator=drawn)
+        assert torch.equal(values, getattr(torch.zeros(8, device="cuda"), fill)(generator=expected))
+    out = torch.rand(8, generator=drawn, out=torch.empty(8, device="cuda"))
+    assert torch.equal(out, torch.rand(8, generator=expected, device="cuda"))
+    assert not run.faults, run.report()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_whole_numbers_have_histograms(gpu, dtype):
+    values = torch.tensor([0, 3, 3, 1, 5, 5, 5], dtype=dtype, device="cuda")
+    counts = torch.histc(values, bins=6, min=0, max=5)
+    assert counts.tolist() == values.histc(6, 0, 5).tolist() == torch.bincount(values).tolist()
+    assert counts.dtype == dtype
+    assert torch.histc(values.float(), 3).tolist() == [2.0, 2.0, 3.0]
 
 
 def test_the_default_generator_has_a_seed_and_an_offset(gpu):

@@ -25,7 +25,8 @@ _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int3
                     torch.uint16, torch.uint32, torch.uint64})  # fmt: skip
 _LOCK = threading.RLock()
 _LARGE = 3000.0  # not 0 nor made 0 of, as 0.75 by conversions to whole numbers, and more than most numbers beside it
-_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "index_put_"})
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "index_put_", "bernoulli_", "cauchy_", "exponential_",
+                          "geometric_", "log_normal_", "normal_", "random_", "uniform_"})  # fmt: skip
 # 0 times what is not a number is not one either, and memory may hold that.
 _PRODUCTS = frozenset({"mul", "mul_", "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmm_", "addmv", "addmv_", "addbmm",
                        "addbmm_", "baddbmm", "baddbmm_", "addr", "addr_", "addcmul", "addcmul_",
@@ -90,13 +91,17 @@ class UndefinedMemory(TorchDispatchMode):
     def leaves(self, tensor: torch.Tensor, how: str) -> None:
         """NumPy has a tensor's memory from now on, and reads it or fills it: all of it is taken for written.
 
-        What is left of a tensor that is written in part is noted; a list has numbers, so that any is told.
+        What is left of a tensor that is written in part is noted; a list has numbers, so that any is told, and so has
+        a print of one element. A print of more is noted, as it may show what is written alone.
         """
         with self.paused():
             marks = self._marks(tensor)
             left = 0 if marks is None else int(marks.any(-1).sum())
-        if how == "tolist":
-            return self._tell(how) if left else None
+        if how == "tolist" or (how == "__repr__" and tensor.numel() == 1):
+            return self._tell(how.strip("_")) if left else None
+        if how == "__repr__":
+            detail = f"nobody has written {left} of the {count(tensor.numel(), 'element')} that are printed here"
+            return self._add("left unwritten", detail) if left else None
         if left and _start(tensor) not in self._untouched:
             detail = f"nobody has written {left} of the {count(tensor.numel(), 'element')} that NumPy is given here"
             self._add("left unwritten", detail)
@@ -121,9 +126,10 @@ class UndefinedMemory(TorchDispatchMode):
             tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             touched = [t for t in tensors.values() if self._marks(t) is not None]
             if touched:
-                reads = kwargs or any(a is args[0] for a in args[1:]) or (name == "index_put_" and any(args[3:]))
+                adds = name == "index_put_" and any((*args[3:], *kwargs.values()))
+                reads = adds or any(a is args[0] for a in args[1:])
                 if name in _OVERWRITING and not reads and all(t is args[0] for t in touched):
-                    return self._overwritten(func, name, args)
+                    return self._overwritten(func, name, args, kwargs)
                 with self._lock:
                     return self._twice(func, name, args, kwargs, touched)
         result = func(*args, **kwargs)
@@ -133,12 +139,14 @@ class UndefinedMemory(TorchDispatchMode):
                     self._fresh(tensor, name in _EMPTY)
         return result
 
-    def _overwritten(self, func: Any, name: str, args: Any) -> torch.Tensor:
+    def _overwritten(self, func: Any, name: str, args: Any, kwargs: Any) -> torch.Tensor:
         """Run an operator that reads nothing of what it writes: caches are large, and filled row by row."""
-        result = func(*args)
+        result = func(*args, **kwargs)
         self._untouched.discard(_start(args[0]))
         if (marks := self._marks(args[0])) is not None:
-            if name == "index_put_":
+            if name != "index_put_" and marks.numel() == args[0].untyped_storage().nbytes() and args[0].is_contiguous():
+                self._known.pop(_start(args[0]))  # all of it: a cache of 4 GB has 4 GB of marks
+            elif name == "index_put_":
                 func(marks, args[1], torch.zeros((), dtype=torch.bool, device="cpu"))
             else:
                 marks.fill_(False)
@@ -150,7 +158,8 @@ class UndefinedMemory(TorchDispatchMode):
         places = {id(t): _elements(_octets(t), t) for t in (*touched, *written)}
         storages = {_start(place) for place in places.values()}
         before = [(place, place.clone()) for place in places.values()]
-        random = torch.get_rng_state()
+        generators = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)]
+        random = [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]
         self._fill(touched, math.nan if name in _PRODUCTS else 0.0)
         first = func(*args, **kwargs)
         kept = [_octets(t).clone() if _is_apart(t, storages) else t for t in tree_leaves(first)]
@@ -158,7 +167,8 @@ class UndefinedMemory(TorchDispatchMode):
         once = [places[id(t)].clone() for t in written]
         for place, was in before:
             place.copy_(was)
-        torch.set_rng_state(random)
+        for generator, state in random:
+            generator.set_state(state)
         self._fill(touched, _LARGE)
         second = func(*args, **kwargs)
         for tensor, was in zip(written, once, strict=True):

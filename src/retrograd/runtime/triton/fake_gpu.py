@@ -25,6 +25,7 @@ from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.torch_inductor import interface_of
 from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
+from retrograd.runtime.triton.cuda_alone import CUDA_ALONE
 from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, built_answers, cuda_answers
 from retrograd.runtime.triton.fake_threads import hearing_threads
 from retrograd.runtime.triton.registered_kernels import registered_kernels
@@ -44,7 +45,7 @@ _WRAPPER = type(_ASKS_CUDA)
 _NAMES_PLACE = (str, torch.device)
 _FRESH = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, torch.Tensor.new_empty,
                     torch.Tensor.new_empty_strided})  # fmt: skip
-_LEAVING = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
+_LEAVING = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.__repr__})
 _PASSING = ("torch.utils._device", "torch.overrides")
 # Functions that make a tensor on the default device where they are told of none.
 _MAKERS = frozenset(
@@ -64,8 +65,6 @@ _COMPUTING = frozenset(
         "squeeze", "sub", "sum", "tanh", "transpose", "unsqueeze", "view",
     )
 )  # fmt: skip
-# Products that have a dtype for their result on a GPU alone, and how many tensors they have before it.
-_WIDENED = {torch.mm: 2, torch.bmm: 2, torch.addmm: 3, torch.baddbmm: 3}
 
 
 class _Here(threading.local):
@@ -156,8 +155,8 @@ class _OnCpu(TorchFunctionMode):
         places = [value for value in (*args, *kwargs.values()) if isinstance(value, _NAMES_PLACE)]
         if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, places))):
             return self._kept(args[0] if args else None, func(*args, **kwargs))
-        if func in _WIDENED:
-            return _widened(func, args, kwargs)
+        if func in CUDA_ALONE:
+            return CUDA_ALONE[func](func, args, kwargs)
         if not any(map(_is_cuda, places)):
             return func(*args, **kwargs)
         keywords = {name: _place(value) if name == "device" else value for name, value in kwargs.items()}
@@ -356,22 +355,6 @@ def _replaced(owner: ModuleType | type, names: Mapping[str, Any], *, new: bool =
                 setattr(owner, name, stock[name])
             else:
                 delattr(owner, name)
-
-
-def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product of matrices, of factors in the dtype of the result where one is named: each product fits in there."""
-    count = _WIDENED[func]
-    if len(args) > count and isinstance(args[count], torch.dtype):
-        args, kwargs = args[:count] + args[count + 1 :], kwargs | {"out_dtype": args[count]}
-    dtype = kwargs.get("out_dtype")
-    if dtype is None:
-        return func(*args, **kwargs)
-    kwargs = {name: _in_dtype(value, dtype) for name, value in kwargs.items() if name != "out_dtype"}
-    return func(*(_in_dtype(value, dtype) for value in args), **kwargs)
-
-
-def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _plain(value: Any) -> Any:
