@@ -48,6 +48,31 @@ def add(x, y):
 """
 
 
+ON_GPU = """
+import torch
+class Scale(torch.nn.Module):
+    def __init__(self, features, size=1):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(features, device="cuda"))
+    def forward(self, x):
+        return x * self.weight
+class Torn(torch.nn.Module):
+    def __init__(self, features):
+        raise ValueError(f"not {features}")
+"""
+OPERATOR = """
+import torch
+@torch.library.custom_op("init_test::scaled", mutates_args=())
+def scaled(x: torch.Tensor, w: torch.Tensor, factor: float, rows: int = 0) -> torch.Tensor:
+    assert x.shape[-1:] == w.shape
+    return x * w * factor
+scaled.register_autograd(
+    lambda ctx, grad: (grad * ctx.w * ctx.factor, None, None, None),
+    setup_context=lambda ctx, inputs, output: (setattr(ctx, "w", inputs[1]), setattr(ctx, "factor", inputs[2])),
+)
+"""
+
+
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
@@ -147,3 +172,18 @@ def test_the_demo_finds_what_its_test_lets_through(tmp_path: Path) -> None:
     assert "rtol=1e-2): passes" in done.output
     assert "like   computed with ones instead of w" in done.output
     assert page.exists()
+
+
+def test_what_takes_anything_is_read_where_it_is_written(write) -> None:
+    rows = dict(x=("M...", "N"), w=("N",))
+    bound = write(NODE + "rms_norm = RmsNorm.apply\n")
+    assert _dims(f"{bound}:rms_norm") == ("rms_norm_op", "", rows, dict(eps=1e-6))
+    assert "    return rms_norm(x, w, eps)\n" in propose(f"{bound}:rms_norm")[0].text()
+    assert _dims(f"{write(OPERATOR)}:scaled") == ("scaled", "", rows, dict(factor=1.0))
+
+
+def test_a_module_may_make_its_parameters_on_a_gpu(write) -> None:
+    pytest.importorskip("triton")
+    assert _dims(f"{write(ON_GPU)}:Scale") == ("Scale(16)", "", dict(x=("M...", 16)), {})
+    with pytest.raises(SpecError, match=r"mylib_of_this_test.py:11: ValueError: not 16"):
+        propose(f"{write(ON_GPU)}:Torn")

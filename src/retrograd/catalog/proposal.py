@@ -15,7 +15,8 @@ from typing import Any
 from retrograd import config
 from retrograd.catalog import load_module
 from retrograd.check import cpu_kernels
-from retrograd.core.loading import is_path, near, require_torch
+from retrograd.compat.torch_library import parameters_of
+from retrograd.core.loading import guard, is_path, near, require_torch
 from retrograd.errors import UndecidedError, UsageError
 
 _FORMS = "'path/file.py', 'path/file.py:name' or 'package.module:name'"
@@ -46,6 +47,7 @@ class Proposal:
         params: numbers by name.
         dtype: in which it runs.
         wrapped: parameters of an autograd function, which takes no keywords; empty for everything else.
+        applied: what takes them, as Python writes it.
         backward: whether results have gradients.
     """
 
@@ -57,6 +59,7 @@ class Proposal:
     params: Mapping[str, Any]
     dtype: str = "float32"
     wrapped: tuple[str, ...] = ()
+    applied: str = ""
     backward: bool = True
 
     def text(self) -> str:
@@ -66,7 +69,7 @@ class Proposal:
         lines += ["import retrograd as rg", f"from {self.module} import {imported}", ""]
         if self.wrapped:
             words = ", ".join(self.wrapped)
-            lines += ["", f"def {self.call}({words}):", f"    return {self.name}.apply({words})", "", ""]
+            lines += ["", f"def {self.call}({words}):", f"    return {self.applied}({words})", "", ""]
         last = "" if self.backward else ", grad=False"
         described = ", ".join(f"{k}=rg.tensor({', '.join(map(repr, v))}{last})" for k, v in self.inputs.items())
         lines += ["spec = rg.op(", f"    {self.call},"]
@@ -94,6 +97,7 @@ class _Op:
     choices: dict[str, tuple[Dims, ...]] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     wrapped: tuple[str, ...] = ()
+    applied: str = ""
     devices: bool = True
 
 
@@ -123,7 +127,8 @@ def propose(target: str) -> tuple[Proposal, Path]:
         reference = ""  # it takes something else
         inputs, dtype = _fitting(op, None)
     backward = _has_backward(op, inputs, dtype)
-    return Proposal(op.name, dotted, op.call, reference, inputs, op.params, dtype, op.wrapped, backward), folder
+    words = (op.wrapped, op.applied, backward)
+    return Proposal(op.name, dotted, op.call, reference, inputs, op.params, dtype, *words), folder
 
 
 def _import_of(place: str) -> tuple[Path, str]:
@@ -197,18 +202,21 @@ def _read(name: str, value: Any) -> _Op:
 
     if _is_kernel(value):
         raise UsageError(f"{name!r} is a Triton kernel, expected the function that launches it")
-    if _is_node(value):
-        parameters = list(inspect.signature(value.forward).parameters.values())
+    bound = getattr(value, "__self__", None)  # `layer_norm = LayerNorm.apply`, as Triton's tutorial has it
+    if _is_node(node := bound if value == getattr(bound, "apply", None) else value):
+        parameters = list(inspect.signature(node.forward).parameters.values())
         taken = parameters[1:] if parameters and parameters[0].name == "ctx" else parameters
-        op = _Op(name, value, name.lower(), value.apply, wrapped=tuple(p.name for p in taken))
+        call, applied = (name.lower(), f"{name}.apply") if node is value else (f"{name}_op", name)
+        op = _Op(name, value, call, node.apply, wrapped=tuple(p.name for p in taken), applied=applied)
     elif isinstance(value, type) and issubclass(value, torch.nn.Module):
         asked = [p for p in inspect.signature(value).parameters.values() if p.default is p.empty and p.kind < 2]
         sizes = [_FEATURES] * len(asked)
-        run = value(*sizes)
+        with _kernels(devices=True):  # it may make its parameters on "cuda"
+            run = guard(lambda: value(*sizes), name, None)
         taken = list(inspect.signature(run.forward).parameters.values())
         op = _Op(name, value, f"{name}({', '.join(map(str, sizes))})", run)
     elif callable(value):
-        taken = list(inspect.signature(value).parameters.values())
+        taken = parameters_of(value)
         op = _Op(name, value, name, value)
     else:
         raise UsageError(f"{name!r} is {type(value).__name__}, expected an autograd function, a module or a function")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
@@ -54,6 +55,28 @@ def replace_custom_functions(around: Callable[[Callable[..., Any]], Callable[...
             if function not in _replacements:
                 functions[device] = around(function)
                 _replacements.add(functions[device])
+
+
+def is_of_register_autograd(function: type) -> bool:
+    """Whether torch has made an autograd function of what somebody gave `register_autograd`."""
+    return function.__name__.startswith("GeneratedBackwardFor_")
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    """Of a function, or of an operator by its schema: a custom operator itself takes anything."""
+    schema = getattr(getattr(function, "_opoverload", function), "_schema", None)
+    if schema is None:
+        return list(inspect.signature(function).parameters.values())
+    empty, numbers = inspect.Parameter.empty, {each.__name__: each for each in (int, float, bool)}
+    return [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY if each.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=each.default_value if each.has_default_value() else empty,
+            annotation=numbers.get(str(each.type), empty),
+        )
+        for each in schema.arguments
+    ]
 
 
 def _is_torchs(key: str, registered: Iterable[str]) -> bool:
