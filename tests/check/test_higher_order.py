@@ -80,6 +80,24 @@ def test_no_double_backward_is_a_note_that_names_the_line():
     assert report.stage("higher_order").power_text == "no double backward"
 
 
+def test_no_double_backward_of_a_custom_operator_names_what_somebody_can_decorate():
+    @torch.library.custom_op("higher_order_test::power", mutates_args=())
+    def power(x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+    power.register_fake(torch.empty_like)
+
+    def backward(ctx, dy):
+        return torch.from_numpy((dy * ctx.out).detach().numpy())
+
+    power.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "out", output))
+    (note,) = _verify(power, torch.exp).stage("higher_order").notes
+    assert "once_differentiable on the backward that register_autograd is given" in note
+    once = torch.autograd.function.once_differentiable(backward)
+    power.register_autograd(once, setup_context=lambda ctx, inputs, output: setattr(ctx, "out", output))
+    assert not _verify(power, torch.exp).stage("higher_order").notes
+
+
 def test_no_double_backward_is_a_finding_where_it_is_promised():
     report = _verify(mutants.into_memory, torch.exp, double_backward=True)
     assert {f.kind for f in report.findings} == {"silently-constant"}

@@ -20,6 +20,12 @@ def inputs():
     return dict(x=t("M", "N"), w=t("N"))
 
 
+def test_a_kernel_is_no_op():
+    triton = pytest.importorskip("triton")
+    with pytest.raises(SpecError, match="`fn` is the Triton kernel 'scaled', expected the function that launches it"):
+        rg.op(triton.jit(scaled), scaled, inputs())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -227,6 +227,8 @@ def _check_batch(spec: OpSpec) -> None:
 def _check_callables(fn: Any, reference: Any, inputs: Any) -> None:
     if not callable(fn):
         raise SpecError(f"`fn` is {type(fn).__name__}, expected a callable op(*inputs, **params)")
+    if type(fn).__module__.startswith("triton."):
+        raise SpecError(f"`fn` is the Triton kernel {fn.__name__!r}, expected the function that launches it")
     if reference is not None and not callable(reference):
         raise SpecError(f"`reference` is {type(reference).__name__}, expected a callable or None")
     expected = "expected a dict such as dict(x=retrograd.tensor('M', 'N')), concrete tensors, or a callable"

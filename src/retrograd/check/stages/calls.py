@@ -118,7 +118,7 @@ def _with_equal(
 
 
 def _largest(grad: torch.Tensor | None) -> float:
-    return 0.0 if grad is None or not grad.numel() else float(grad.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return 0.0 if grad is None or not grad.numel() else float(grad.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _left(context: StageContext, case: Case, first: str, second: str, parts: list[torch.Tensor | None]) -> float:

@@ -23,6 +23,7 @@ from retrograd.check.own_mistakes import is_own_mistake
 from retrograd.check.reference import NotApplicable, Results, directions, grads_of
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.compat.torch_library import is_of_register_autograd
 
 _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with more
 
@@ -80,14 +81,17 @@ def _functions(outs: Iterable[torch.Tensor]) -> list[type[torch.autograd.Functio
 
 
 def _line(outs: Iterable[torch.Tensor]) -> str:
-    """What is to be decorated with once_differentiable, and where it stands."""
+    """How somebody puts once_differentiable on what has no double backward, and where that stands."""
+    decorator = "@torch.autograd.function.once_differentiable"
     places: list[str] = []
     for function in _functions(outs):
+        if is_of_register_autograd(function):
+            return f"put {decorator} on the backward that register_autograd is given"
         backward = inspect.unwrap(function.backward)
         code = getattr(backward, "__code__", None)
         at = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
         places.append(f"{function.__name__}.backward{at}")
-    return ", ".join(sorted(set(places))) or "the backward"
+    return f"put {decorator}, below @staticmethod, on " + (", ".join(sorted(set(places))) or "the backward")
 
 
 def _not_offered(context: StageContext, truth: Truth, got: Results, outs: Iterable[torch.Tensor]) -> str:
@@ -97,8 +101,7 @@ def _not_offered(context: StageContext, truth: Truth, got: Results, outs: Iterab
         return ""
     return (
         "no double backward: gradients taken with create_graph=True are constants, so a penalty on them trains on "
-        "nothing; put @torch.autograd.function.once_differentiable, below @staticmethod, on "
-        f"{_line(outs)}, and asking for more is an error instead; double_backward=True promises it"
+        f"nothing; {_line(outs)}, and asking for more is an error instead; double_backward=True promises it"
     )
 
 
