@@ -332,3 +332,44 @@ def test_what_is_overwritten_is_written_and_the_rest_is_not(run):
         run.forget_faults()
         values.sum().item()
         assert [fault.kind for fault in run.faults] == ["uninitialised"]
+
+
+def test_files_are_read_to_the_gpu(gpu, tmp_path):
+    torch.save(dict(x=torch.ones(3), model=torch.nn.Linear(2, 2).cuda().state_dict()), tmp_path / "c.pt")
+    for place in ("cuda", "cuda:0", torch.device("cuda"), lambda storage, _: storage.cuda(0)):
+        read = torch.load(tmp_path / "c.pt", map_location=place)
+        assert read["x"].is_cuda
+        assert read["x"].tolist() == [1.0, 1.0, 1.0]
+        assert read["model"]["weight"].device.index == 0
+    assert not torch.load(tmp_path / "c.pt", map_location="cpu")["x"].is_cuda
+
+
+def test_a_state_of_random_numbers_comes_back(gpu):
+    for get, give in (
+        (torch.cuda.get_rng_state, torch.cuda.set_rng_state),
+        (torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all),
+    ):
+        state, drawn = get(), torch.rand(3, device="cuda")
+        assert not torch.equal(drawn, torch.rand(3, device="cuda"))
+        give(state)
+        assert torch.equal(drawn, torch.rand(3, device="cuda"))
+    torch.cuda.set_rng_state(torch.tensor([5, 0]).view(torch.uint8))  # as a GPU's is
+    assert torch.initial_seed() == 5
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_ranks_are_joined_without_nccl(run, tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda", 0))
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).cuda(), device_ids=[0])
+        model(torch.ones(1, 2, device="cuda")).sum().backward()
+        gathered, sent = torch.empty(4, device="cuda"), torch.empty(4, device="cuda")
+        torch.distributed.all_gather([gathered], torch.ones(4, device="cuda"))
+        torch.distributed.all_reduce(sent)
+        assert gathered.tolist() == [1.0] * 4
+        assert not run.faults
+        sent.tolist()  # nobody has written what it sums
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [fault.kind for fault in run.faults] == ["uninitialised"]

@@ -31,6 +31,7 @@ _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "index_put_", "bernoulli_",
 _PRODUCTS = frozenset({"mul", "mul_", "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmm_", "addmv", "addmv_", "addbmm",
                        "addbmm_", "baddbmm", "baddbmm_", "addr", "addr_", "addcmul", "addcmul_",
                        "convolution"})  # fmt: skip
+_SENDING = ("allreduce", "reduce_", "send", "barrier")  # of collectives, those whose first argument is what was there
 _RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
 
 
@@ -122,6 +123,8 @@ class UndefinedMemory(TorchDispatchMode):
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         if name in _RESIZED:
             return self._resized(func, args, kwargs)
+        if func.namespace == "c10d":
+            return self._joined(func, name, args, kwargs)
         if self._known and not is_view and name not in _EMPTY and name != "set_":
             tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             touched = [t for t in tensors.values() if self._marks(t) is not None]
@@ -150,6 +153,16 @@ class UndefinedMemory(TorchDispatchMode):
                 func(marks, args[1], torch.zeros((), dtype=torch.bool, device="cpu"))
             else:
                 marks.fill_(False)
+        return result
+
+    def _joined(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Run a collective, once, since ranks wait for each other: what it receives, its first argument, is written."""
+        result = func(*args, **kwargs)
+        for tensor in () if name.startswith(_SENDING) else tree_leaves(args[:1]):
+            if isinstance(tensor, torch.Tensor):
+                self._untouched.discard(_start(tensor))
+                if (marks := self._marks(tensor)) is not None:
+                    marks.fill_(False)
         return result
 
     def _twice(self, func: Any, name: str, args: Any, kwargs: Any, touched: list[torch.Tensor]) -> Any:

@@ -120,6 +120,15 @@ def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
 
 
+def _restore(*states: torch.Tensor) -> None:
+    """The state of all draws; a GPU's own, of 16 bytes as a checkpoint from one has it, by its seed."""
+    for state in states:
+        if state.numel() == 16:
+            _seed(int(state.view(torch.int64)[0]))
+        else:
+            torch.set_rng_state(state)
+
+
 @functools.cache
 def cuda_answers(target: GpuDescription) -> dict[str, Any]:
     """By the names of torch.cuda."""
@@ -173,9 +182,9 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         **dict.fromkeys(("seed", "seed_all"), lambda: torch.default_generator.seed()),
         "initial_seed": torch.initial_seed,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # torch.compile saves and restores it
-        "set_rng_state": lambda state, device="cuda": None,
+        "set_rng_state": lambda state, device="cuda": _restore(state),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "set_rng_state_all": lambda states: None,
+        "set_rng_state_all": lambda states: _restore(*states[:1]),
         **dict.fromkeys(_AMOUNTS, lambda device=None: 0),
         **dict.fromkeys(_RESETS, lambda device=None: None),
         "memory_stats": lambda device=None: defaultdict(int),
@@ -248,6 +257,28 @@ def accelerator_answers(target: GpuDescription) -> dict[str, Any]:
         for name, answer in pretended.items()
     }
     return by_asker | {"Graph": AcceleratorGraph}
+
+
+def group_answers() -> dict[str, Any]:
+    """By the names of torch.distributed: gloo joins processes whose tensors are on the CPU, where NCCL is asked to."""
+    named = ("init_process_group", "new_group")
+    return {name: _by_gloo(getattr(torch.distributed, name)) for name in named if hasattr(torch.distributed, name)}
+
+
+def _by_gloo(stock: Any) -> Any:
+    def joined(value: Any) -> Any:
+        return "gloo" if value in ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl") else value
+
+    @functools.wraps(stock)
+    def grouped(*args: Any, **kwargs: Any) -> Any:
+        if not args and stock.__name__ == "init_process_group" and kwargs.get("backend") is None:
+            kwargs = kwargs | {"backend": "gloo"}
+        kwargs.pop("device_id", None)
+        if "backend" in kwargs:
+            kwargs["backend"] = joined(kwargs["backend"])
+        return stock(*(joined(value) if isinstance(value, str) else value for value in args), **kwargs)
+
+    return grouped
 
 
 def built_answers() -> dict[str, Any]:

@@ -26,7 +26,8 @@ from retrograd.compat.torch_inductor import interface_of
 from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton.cuda_alone import CUDA_ALONE
-from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, built_answers, cuda_answers
+from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, built_answers, cuda_answers, group_answers
+from retrograd.runtime.triton.fake_places import FIRST, is_cpu, is_cuda, place, plain
 from retrograd.runtime.triton.fake_threads import hearing_threads
 from retrograd.runtime.triton.registered_kernels import registered_kernels
 
@@ -36,7 +37,7 @@ Leaves = Callable[[torch.Tensor, str], None]
 Asked = Callable[[], None]
 # Of each GPU that is pretended, the innermost last: has functions that a call of torch calls hear of it again.
 _AGAIN: list[Callable[[], contextlib.AbstractContextManager[None]]] = []
-HOST, FIRST = torch.device("cpu"), torch.device("cuda", 0)
+HOST = torch.device("cpu")
 # Descriptors, which torch's stubs call what they give.
 _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _ASKS_CPU: Any = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
@@ -90,6 +91,7 @@ class _OnCpu(TorchFunctionMode):
         self._by_type = by_type
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
+        self._stored = WeakIdKeyDictionary()  # storages that were put on the GPU, of which torch.load makes tensors
         self.default: torch.device | None = None  # that was chosen for tensors that are told of none
         self._here = _Here()
 
@@ -147,21 +149,28 @@ class _OnCpu(TorchFunctionMode):
         if type(kwargs.get("device")) is int:
             kwargs = kwargs | {"device": FIRST}
         if func in (torch.Tensor.to, torch.Tensor.type) and len(args) > 1:
-            args = (args[0], _plain(args[1]), *args[2:])
+            args = (args[0], plain(args[1]), *args[2:])
         if "pin_memory" in kwargs:
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
         if self.default is not None and func in _MAKERS and kwargs.get("device") is None:
             kwargs = kwargs | {"device": self.default}
         places = [value for value in (*args, *kwargs.values()) if isinstance(value, _NAMES_PLACE)]
-        if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, places))):
+        if self._devices and (func is torch.Tensor.cpu or any(map(is_cpu, places))):
             return self._kept(args[0] if args else None, func(*args, **kwargs))
+        if args[1:] and type(args[1]) is torch.UntypedStorage and args[1] in self._stored:
+            return self._moved(None, func(*args, **kwargs))
         if func in CUDA_ALONE:
             return CUDA_ALONE[func](func, args, kwargs)
-        if not any(map(_is_cuda, places)):
+        if not any(map(is_cuda, places)):
             return func(*args, **kwargs)
-        keywords = {name: _place(value) if name == "device" else value for name, value in kwargs.items()}
-        result = func(*map(_place, args), **keywords)
+        keywords = {name: place(value) if name == "device" else value for name, value in kwargs.items()}
+        result = func(*map(place, args), **keywords)
         return self._moved(args[0] if args else None, result) if isinstance(result, torch.Tensor) else result
+
+    def placed_storage(self, storage: Any) -> Any:
+        """A storage as if it had been moved to the GPU."""
+        self._stored[storage] = True
+        return storage
 
     def _moved(self, source: Any, result: torch.Tensor) -> torch.Tensor:
         # What comes from the CPU is a copy: who changes it there leaves the other as it is.
@@ -233,7 +242,7 @@ def gpu(
     def get_device_module(device: Any = None) -> Any:
         """Not asked with a device that the mode places on the CPU: it would keep that answer for ever."""
         current = device is None and not _asker(sys._getframe(1)).startswith("torch.")
-        return torch.cuda if current or _is_cuda(device) else stock_module(device)
+        return torch.cuda if current or is_cuda(device) else stock_module(device)
 
     @functools.wraps(stock_default)
     def get_default_device() -> torch.device:
@@ -244,8 +253,8 @@ def gpu(
         """Torch would place what is made below the mode, where a GPU is one."""
         if mode.default is None:
             stack.callback(stock_set, None)
-        mode.default = FIRST if _is_cuda(device) else device and torch.device(device)
-        stock_set(_place(device))
+        mode.default = FIRST if is_cuda(device) else device and torch.device(device)
+        stock_set(place(device))
 
     @functools.wraps(stock_compile)
     def compile(*args: Any, **kwargs: Any) -> Any:
@@ -260,35 +269,50 @@ def gpu(
         """Made by a type, which asks no torch function."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
-            return stock_generator(_place(device))
+            return stock_generator(place(device))
 
     def apply_backward(self: Any, *grads: Any) -> Any:
         """The backward of a Function: `torch.autograd.grad` is a call that the mode is asked for, and off inside."""
         with mode.again():
             return stock_apply(self, *grads)
 
-    stock_to = torch.nn.Module.to
+    stock_to, stock_restored = torch.nn.Module.to, torch.serialization.default_restore_location
+
+    stock_distributed: Any = torch.nn.parallel.DistributedDataParallel.__init__
+
+    @functools.wraps(stock_distributed)
+    def distributed(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **more: Any):
+        """Of DistributedDataParallel, which takes no numbers of devices for a module on the CPU."""
+        stock_distributed(self, module, None, None, *args, **more)
+
+    def restored(storage: Any, location: Any) -> Any:
+        """A storage of a file; where there is no GPU, torch has none for a place on one."""
+        return mode.placed_storage(storage) if is_cuda(location) else stock_restored(storage, location)
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Of a module: where there is no GPU, torch has none of this number."""
-        kwargs = {name: _plain(value) if name == "device" else value for name, value in kwargs.items()}
-        return stock_to(self, *map(_plain, args[:1]), *args[1:], **kwargs)
+        kwargs = {name: plain(value) if name == "device" else value for name, value in kwargs.items()}
+        return stock_to(self, *map(plain, args[:1]), *args[1:], **kwargs)
 
     pretended = dict(Generator=Generator, get_device_module=get_device_module, get_default_device=get_default_device,
                      set_default_device=set_default_device, compile=compile,
                      **{name: _on_both(getattr(torch, name)) for name in _AUTOCAST})  # fmt: skip
     with stack:
         stack.enter_context(interface_of(answers := cuda_answers(target)))
-        stack.enter_context(_replaced(torch.cuda, answers))
-        stack.enter_context(_replaced(torch.accelerator, accelerator_answers(target)))
         # Its class stays what it is, by which Dynamo knows it.
         entered = dict(__enter__=lambda index: None, __exit__=lambda index, *error: None)
-        stack.enter_context(_replaced(torch.accelerator.device_index, entered))
-        stack.enter_context(_replaced(torch, pretended))
+        for owner, names in (
+            (torch.cuda, answers), (torch.accelerator, accelerator_answers(target)), (torch, pretended),
+            (torch.accelerator.device_index, entered), (torch.random, dict(fork_rng=fork_rng)),
+            (torch.nn.Module, dict(to=to)), (torch.distributed, group_answers()),
+            (torch.library.Library, dict(impl=_registering(torch.library.Library.impl))),
+            (torch.nn.parallel.DistributedDataParallel, dict(__init__=distributed)),
+            (torch.serialization, dict(default_restore_location=restored)),
+        ):  # fmt: skip
+            stack.enter_context(_replaced(owner, names))
+        moved = dict(cuda=lambda storage, *_, **__: mode.placed_storage(storage))
+        stack.enter_context(_replaced(torch.UntypedStorage, moved, new=True))
         stack.enter_context(_replaced(torch.cpu, {"device": answers["device"]}, new=True))  # which fla 0.4 believes in
-        stack.enter_context(_replaced(torch.random, dict(fork_rng=fork_rng)))
-        stack.enter_context(_replaced(torch.nn.Module, dict(to=to)))
-        stack.enter_context(_replaced(torch.library.Library, dict(impl=_registering(torch.library.Library.impl))))
         # A method that refuses another stream than torch's before any mode is asked.
         stack.enter_context(_replaced(torch.Tensor, dict(record_stream=lambda tensor, stream: None), new=True))
         if getattr(torch.version, target.backend) is None:
@@ -355,29 +379,3 @@ def _replaced(owner: ModuleType | type, names: Mapping[str, Any], *, new: bool =
                 setattr(owner, name, stock[name])
             else:
                 delattr(owner, name)
-
-
-def _plain(value: Any) -> Any:
-    """A device for its number, and a class of tensors on the CPU for the name of one on a GPU."""
-    if isinstance(value, str) and value.startswith("torch.cuda."):
-        return value.replace("cuda.", "")
-    return FIRST if type(value) is int else value
-
-
-def _is_cuda(value: Any) -> bool:
-    """Whether a value is a CUDA device, or names one."""
-    if isinstance(value, str):
-        return value == "cuda" or value.startswith("cuda:")
-    return isinstance(value, torch.device) and value.type == "cuda"
-
-
-def _is_cpu(value: Any) -> bool:
-    """Whether a value is the CPU as a device, or its name."""
-    return value == "cpu" if isinstance(value, str) else isinstance(value, torch.device) and value.type == "cpu"
-
-
-def _place(value: Any) -> Any:
-    """The CPU for a CUDA device, anything else as it is."""
-    if not _is_cuda(value):
-        return value
-    return "cpu" if isinstance(value, str) else torch.device("cpu")
