@@ -39,7 +39,7 @@ def test_of_a_mutant_it_is_said_what_is_wrong_and_where(name):
     first = report.findings[0]
     assert first.what
     assert first.where
-    assert f"--only {first.stage}" in first.repro
+    assert f'only=["{first.stage}"]' in first.repro
 
 
 @pytest.mark.parametrize("name", sorted(MANY_OPERATORS))

@@ -170,7 +170,7 @@ def test_all_configurations_are_compared_where_that_is_asked_for(device, monkeyp
     assert [finding.tensor for finding in every.findings] == ["out", "grad x"]
     for finding in every.findings:
         assert finding.what.startswith("under Config(BLOCK=512, OFF=1, num_warps=2) of kernel doubled: ")
-        assert finding.repro.endswith("--configs all")
+        assert finding.repro.endswith('configs="all")')
     healthy = determinism(0, device=device, configs="all")
     assert healthy, to_text(healthy)
     assert healthy.stages[0].power_text.endswith("; 5 configurations of autotuned kernels")

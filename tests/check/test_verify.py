@@ -51,6 +51,14 @@ def test_repro_case_reproduces():
     assert again.findings[0].index == first.index
 
 
+def test_a_repro_line_is_a_call_where_no_command_finds_the_op():
+    spec = _spec(Wrong)
+    first = rg.verify(spec, level="quick").findings[0]
+    assert eval(first.repro, dict(rg=rg, spec=spec)).findings[0].got == first.got
+    named = rg.verify(spec, level="quick", name="ops.py:spec").findings[0]
+    assert named.repro.startswith("retrograd verify ops.py:spec --only oracle")
+
+
 def test_same_seed_same_findings():
     one, two = (rg.verify(_spec(Wrong), level="quick", seed=5).findings for _ in range(2))
     assert [f.what for f in one] == [f.what for f in two]

@@ -80,7 +80,7 @@ class Verification:
         check_level(level, seed, configs)
         self.budget, self._progress = TimeBudget(budget), dict[tuple[str, str], StageProgress]()
         self.level, self.seed, self.device, self.configs = level, seed, checked(device), configs
-        self.target = name or self.spec.name
+        self.target, self.is_named = name or self.spec.name, name is not None
         names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
         marked = {re.split("[:@]", w)[0] for w in (case or "").split() if ":" in w or "@" in w}
         if unknown := marked - {"grad_out"}:
@@ -141,7 +141,13 @@ class Verification:
         return sum(context.runner.calls for context in self.contexts.values())
 
     def repro(self, finding: Finding) -> str:
-        """The command that runs exactly this finding's stage, case and seed again."""
+        """The command that runs exactly this finding's stage, case and seed again; without a name, the call."""
+        if not self.is_named:
+            more = ', configs="all"' if self.configs == "all" else ""
+            return (
+                f'rg.verify(spec, only=["{finding.stage}"], dtypes=["{finding.case.dtype}"], seed={self.seed}, '
+                f'level="{self.level}", device="{self.device}", case={finding.case.text()!r}{more})'
+            )
         words = ["retrograd", "verify", self.target, "--only", finding.stage, "--dtype", finding.case.dtype]
         words += ["--seed", str(self.seed), "--level", self.level, "--device", self.device]
         words += ["--case", finding.case.text(), *(["--configs", self.configs] if self.configs == "all" else [])]

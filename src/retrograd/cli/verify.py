@@ -330,7 +330,7 @@ def script(report: Report, finding: Finding) -> str:
     """Python that verifies the finding's stage at its case; it exits with 1 if the finding is there again."""
     about = " ".join(finding.what.split()).replace("\\", "\\\\").replace('"""', "'''")
     device = "cpu" if report.device.startswith("cpu") else report.device.split()[0]
-    configs = ", configs='all'" if "--configs all" in finding.repro else ""
+    configs = ", configs='all'" if "configs" in finding.repro else ""
     lines = [
         f'"""{report.target}, {finding.stage}: {about}"""',
         "",
