@@ -202,7 +202,7 @@ def _read(name: str, value: Any) -> _Op:
 
     if _is_kernel(value):
         raise UsageError(f"{name!r} is a Triton kernel, expected the function that launches it")
-    bound = getattr(value, "__self__", None)  # `layer_norm = LayerNorm.apply`, as Triton's tutorial has it
+    bound: Any = getattr(value, "__self__", None)  # `layer_norm = LayerNorm.apply`, as Triton's tutorial has it
     if _is_node(node := bound if value == getattr(bound, "apply", None) else value):
         parameters = list(inspect.signature(node.forward).parameters.values())
         taken = parameters[1:] if parameters and parameters[0].name == "ctx" else parameters
