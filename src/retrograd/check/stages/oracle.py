@@ -53,7 +53,7 @@ def _beside_tf32(context: StageContext, case: Case) -> list[str]:
         return []
     truth = context.oracle.truth(case)
     pairs = ((label, run.tensors.get(label), want) for label, want in truth.want.items())
-    held = {label: (got, want) for label, got, want in pairs if got is not None and want is not None}
+    held = {label: (got.to(want.device), want) for label, got, want in pairs if got is not None and want is not None}
     allowed = {label: truth.tol[label] * tolerance.WITHOUT_TF32 for label in held}
     out = [label for label, pair in held.items() if compare(*pair, allowed[label]).wrong]
     if out:  # what is not multiplied has float32's own error
