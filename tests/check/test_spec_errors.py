@@ -20,10 +20,12 @@ def inputs():
     return dict(x=t("M", "N"), w=t("N"))
 
 
-def test_a_kernel_is_no_op():
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_kernel_is_no_op(tuned):
     triton = pytest.importorskip("triton")
+    kernel = triton.autotune([triton.Config({})], key=[])(triton.jit(scaled)) if tuned else triton.jit(scaled)
     with pytest.raises(SpecError, match="`fn` is the Triton kernel 'scaled', expected the function that launches it"):
-        rg.op(triton.jit(scaled), scaled, inputs())
+        rg.op(kernel, scaled, inputs())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 from retrograd import config
 from retrograd.catalog import load_module
 from retrograd.check import cpu_kernels
+from retrograd.check.spec import is_kernel
 from retrograd.compat.torch_library import parameters_of
 from retrograd.core.loading import guard, is_path, near, require_torch
 from retrograd.errors import UndecidedError, UsageError
@@ -153,7 +154,7 @@ def ops_of(module: ModuleType) -> dict[str, Any]:
     callers = {k: v for k, v in functions.items() if any(_is_node(used) for used in _used(v))}
     called = {id(used) for caller in callers.values() for used in _used(caller)}
     modules = {k: v for k, v in classes.items() if issubclass(v, torch.nn.Module) and not _is_reference(k)}
-    launchers = {k: v for k, v in functions.items() if any(_is_kernel(used) for used in _used(v))}
+    launchers = {k: v for k, v in functions.items() if any(is_kernel(used) for used in _used(v))}
     tiers = ({**callers, **{k: v for k, v in nodes.items() if id(v) not in called}}, modules, launchers, functions)
     return next((tier for tier in tiers if tier), {})
 
@@ -162,10 +163,6 @@ def _is_node(value: Any) -> bool:
     import torch
 
     return isinstance(value, type) and issubclass(value, torch.autograd.Function)
-
-
-def _is_kernel(value: Any) -> bool:
-    return type(value).__module__.startswith("triton.")
 
 
 def _is_reference(name: str) -> bool:
@@ -200,7 +197,7 @@ def _read(name: str, value: Any) -> _Op:
     """What a function, an autograd function or a module takes."""
     import torch
 
-    if _is_kernel(value):
+    if is_kernel(value):
         raise UsageError(f"{name!r} is a Triton kernel, expected the function that launches it")
     bound: Any = getattr(value, "__self__", None)  # `layer_norm = LayerNorm.apply`, as Triton's tutorial has it
     if _is_node(node := bound if value == getattr(bound, "apply", None) else value):

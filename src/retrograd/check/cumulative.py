@@ -69,8 +69,9 @@ class CumulativeSum:
         rest = _steps(grad, self.dim, self.forward) - torch.stack([t.sum(-1) for t in written.values()]).sum(0)
         count = 2 * grad.shape[self.dim] * sum(t.shape[-1] for t in written.values())
         units = tolerance.units(reference.case.dtype, reference.spec.compute)
-        numbers = [t.nan_to_num(0.0, 0.0, 0.0) for t in (grad, 2 * squares + rest.square(), 2 * inherited)]
-        return tolerance.of_a_sum(*units, numbers[0], numbers[1], numbers[2], self.dim, count)
+        all_three = (grad, 2 * squares + rest.square(), 2 * inherited)
+        grad, terms, inherited = (t.nan_to_num(0.0, 0.0, 0.0) for t in all_three)
+        return tolerance.of_a_sum(*units, grad, terms, inherited, self.dim, count)
 
 
 def find(reference: Reference, name: str, runs: dict[Any, Results]) -> CumulativeSum | None:

@@ -334,7 +334,7 @@ class Oracle:
     runner: OpRunner
     noise_runs: int
     _truths: dict[Any, dict[int, Truth]] = field(default_factory=dict)
-    _exact: dict[Case, Truth] = field(default_factory=dict)
+    _without_tf32: dict[Case, Truth] = field(default_factory=dict)
     _intervals: dict[tuple[Case, bool], kinks.KinkInterval] = field(default_factory=dict)
 
     def truth(
@@ -353,10 +353,10 @@ class Oracle:
 
     def without_tf32(self, case: Case) -> Truth:
         """The truth of a case with the errors that it has where products of float32 are computed in float32."""
-        if (key := without_strides(case)) not in self._exact:
+        if (key := without_strides(case)) not in self._without_tf32:
             reference = replace(self.runner.reference(case), tf32=False)
-            self._exact[key] = truth_of(reference, self.noise_runs)
-        return self._exact[key]
+            self._without_tf32[key] = truth_of(reference, self.noise_runs)
+        return self._without_tf32[key]
 
     def _truth(self, case: Case, runs: int, order: DerivativeOrder, apart: bool) -> Truth:
         reference = replace(self.runner.reference(case), apart=apart)

@@ -224,11 +224,17 @@ def _check_batch(spec: OpSpec) -> None:
         raise SpecError(f"`batch_invariant` is True, but no tensor begins with a batch; name it (dimensions: {known})")
 
 
+def is_kernel(value: Any) -> bool:
+    """Whether a value is a Triton kernel, autotuned or with heuristics too."""
+    return type(value).__module__.startswith("triton.")
+
+
 def _check_callables(fn: Any, reference: Any, inputs: Any) -> None:
+    if is_kernel(fn):
+        name = getattr(getattr(fn, "fn", fn), "__name__", type(fn).__name__)
+        raise SpecError(f"`fn` is the Triton kernel {name!r}, expected the function that launches it")
     if not callable(fn):
         raise SpecError(f"`fn` is {type(fn).__name__}, expected a callable op(*inputs, **params)")
-    if type(fn).__module__.startswith("triton."):
-        raise SpecError(f"`fn` is the Triton kernel {fn.__name__!r}, expected the function that launches it")
     if reference is not None and not callable(reference):
         raise SpecError(f"`reference` is {type(reference).__name__}, expected a callable or None")
     expected = "expected a dict such as dict(x=retrograd.tensor('M', 'N')), concrete tensors, or a callable"
