@@ -8,6 +8,7 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check.case_sharding import shard, shard_cases
+from retrograd.check.runner import verify
 from retrograd.check.stages import StageContext, adjoint, contract, determinism, extremes, layouts, oracle, state
 from retrograd.check.verification import Verification
 
@@ -48,7 +49,7 @@ def test_nothing_is_left_out_elsewhere(how):
 def test_a_dtype_alone_has_all_cases():
     alone = context("float16", dtypes=("float16",))
     assert shard_cases(layouts.STAGE, alone, layouts.cases(alone)) == layouts.cases(alone)
-    assert not alone.notes
+    assert not alone.shared
 
 
 def test_fewer_cases_than_dtypes_leave_none_without_one():
@@ -56,9 +57,7 @@ def test_fewer_cases_than_dtypes_leave_none_without_one():
         one = context(dtype)
         (case,) = shard_cases(layouts.STAGE, one, layouts.cases(one)[:2])
         assert case.dtype == dtype
-        assert list(one.notes) == [
-            "2 cases shared among float32, float16, bfloat16, as kernels run without a GPU; level full has all in each"
-        ]
+        assert one.shared == {"2 cases": "kernels run without a GPU"}
 
 
 def test_on_a_gpu_kernels_are_compiled_for_a_share_of_the_cases():
@@ -67,15 +66,14 @@ def test_on_a_gpu_kernels_are_compiled_for_a_share_of_the_cases():
     one.runner.device = "cuda"
     assert not one.emulated()
     assert shard_cases(layouts.STAGE, one, wanted) == wanted[::3]
-    (note,) = one.notes
-    assert note.endswith("as a kernel is compiled for each; level full has all in each")
+    assert list(one.shared.values()) == ["a kernel is compiled for each"]
 
 
 def test_a_sweep_of_many_cases_is_dealt_out_wherever_it_runs():
     many = context("float32", launched=False)
     wanted = [many.base.but(draw=d) for d in range(40)]
     assert shard_cases(oracle.STAGE, many, wanted) == wanted  # a stage that does not deal
-    assert not many.notes
+    assert not many.shared
     assert len(shard_cases(layouts.STAGE, many, wanted)) == 14
 
 
@@ -88,8 +86,7 @@ def test_sweeps_of_an_op_of_many_inputs_are_dealt_out_wherever_it_runs():
     wide = StageContext.of(spec, "float32", dtypes=DTYPES)
     wanted = [wide.base.but(sizes=(("M", m),)) for m in (1, 2, 3)]
     assert shard_cases(layouts.STAGE, wide, wanted) == wanted[:1]
-    (note,) = wide.notes
-    assert note.endswith("as there are many inputs; level full has all in each")
+    assert wide.shared == {"3 cases": "there are many inputs"}
     full = StageContext.of(spec, "float32", level="full", dtypes=DTYPES)
     assert shard_cases(layouts.STAGE, full, wanted) == wanted
 
@@ -99,7 +96,7 @@ def test_parts_of_a_case_are_shared_likewise():
     assert sorted(letter for part in parts for letter in part) == list("abcde")
     other = context("float32")
     assert shard(other, "ab", "letters", ["float16", "bfloat16"]) == ["a", "b"]
-    assert not other.notes
+    assert not other.shared
 
 
 def test_repeats_and_parts_of_state_are_dealt_out_only_where_kernels_are_interpreted():
@@ -108,8 +105,8 @@ def test_repeats_and_parts_of_state_are_dealt_out_only_where_kernels_are_interpr
         for few, all_ in zip(dear, cheap, strict=True):
             stage.check(few, few.base)
             stage.check(all_, all_.base)
-            assert any(note.startswith(f"{said} shared among") for note in few.notes)
-            assert not all_.notes
+            assert said in few.shared
+            assert not all_.shared
         assert sum(b.runner.calls for b in dear) < sum(b.runner.calls for b in cheap) * 2 / 3
 
 
@@ -205,7 +202,7 @@ def test_each_combination_of_parameters_but_the_first_is_run_in_one_dtype():
     run = [[dict(c.params)["k"] for c in oracle.cases(b)] for b in contexts]
     assert run == [[1, 2, 1], [1, 3, 1], [1]]  # there and back again
     assert [len(oracle.cases(b)) for b in described(spec, launched=False)] == [4, 4, 4]
-    assert all(any("combinations of parameters" in n for n in b.notes) for b in contexts)
+    assert all(any("combinations of parameters" in label for label in b.shared) for b in contexts)
 
 
 def test_a_parameter_that_is_ignored_is_found_by_the_dtype_that_has_it():
@@ -233,7 +230,7 @@ def test_gradients_of_each_output_alone_are_asked_for_in_one_dtype():
     contexts = described(spec)
     outcomes = [contract.check(b, b.base) for b in contexts]
     assert [[f.kind for f in o.findings] for o in outcomes] == [["output-subset"], [], []]
-    assert all(any(n.startswith("gradients of each output alone shared among") for n in b.notes) for b in contexts)
+    assert all("gradients of each output alone" in b.shared for b in contexts)
     assert all(contract.check(b, b.base).findings for b in described(spec, launched=False))
 
 
@@ -247,6 +244,18 @@ def test_finite_extremes_are_all_in_the_first_dtype_and_each_cell_that_is_not_fi
     assert sorted(held[1] + held[2] + [v for v in held[0] if v[1] == "nan"]) == sorted(alone[1])
     for b in described(spec):
         extremes.cases(b)
-        said = " ".join(b.notes)
-        assert "cells that are not finite shared among" in said
-        assert ("finite extremes of all dtypes but the first" in said) == (b.runner.dtype != "float32")
+        assert "cells that are not finite" in b.shared
+        assert ("finite extremes of all dtypes but the first" in b.shared) == (b.runner.dtype != "float32")
+
+
+def test_what_was_shared_is_told_once_for_all_stages():
+    """Twelve of fourteen notes below a norm said so, one for each stage and part."""
+    inputs = {name: rg.tensor("M") for name in "wxyz"}
+    spec = rg.op(lambda w, x, y, z: w * x + y * z, lambda w, x, y, z: w * x + y * z, inputs, dtypes=DTYPES)
+    report, full = (verify(spec, level=level, only=["contract", "mutation", "state"]) for level in ("quick", "full"))
+    assert not any("shared" in note for stage in report.stages for note in stage.notes)
+    (note,) = [note for note in report.notes if "shared" in note]
+    assert note.startswith("level quick shared work among float32, float16, bfloat16, as there are many inputs: ")
+    assert note.endswith("; level full has all in each")
+    assert note.index("contract (subsets of the inputs") < note.index("state (")
+    assert not [note for note in full.notes if "shared" in note]

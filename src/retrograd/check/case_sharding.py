@@ -31,7 +31,7 @@ def shard_cases(stage: Stage, context: StageContext, cases: list[Case]) -> list[
     if not stage.sharded or few or not why:
         return cases
     place = context.dtypes.index(context.runner.dtype)
-    _note(context, f"{len(cases)} cases", why)
+    context.shared[f"{len(cases)} cases"] = why
     return cases[place :: len(context.dtypes)] or [cases[place % len(cases)]]
 
 
@@ -47,7 +47,7 @@ def shard(
     why = _costly(context)
     if few or not why or context.runner.dtype not in among:
         return list(items)
-    _note(context, label, why)
+    context.shared[label] = why
     return list(items[among.index(context.runner.dtype) :: len(among)])
 
 
@@ -60,5 +60,15 @@ def _costly(context: StageContext) -> str:
     return "there are many inputs" if isinstance(inputs, Mapping) and len(inputs) >= WIDE else ""
 
 
-def _note(context: StageContext, label: str, why: str) -> None:
-    context.notes[f"{label} shared among {', '.join(context.dtypes)}, as {why}; level full has all in each"] = None
+def shared_notes(dtypes: Sequence[str], by_stage: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """What dtypes shared at level quick, a note for each reason; `by_stage` has the reason of each part by stage."""
+    reasons: dict[str, list[str]] = {}
+    for stage, parts in by_stage.items():
+        for why in dict.fromkeys(parts.values()):
+            labels = ", ".join(label for label, its in parts.items() if its == why)
+            reasons.setdefault(why, []).append(f"{stage} ({labels})")
+    among = ", ".join(dtypes)
+    return tuple(
+        f"level quick shared work among {among}, as {why}: {', '.join(parts)}; level full has all in each"
+        for why, parts in reasons.items()
+    )

@@ -19,7 +19,7 @@ from retrograd.check import constraints, kernel_faults, tuning
 from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline
 from retrograd.check.calling import mismatched_call, source_place
-from retrograd.check.case_sharding import shard_cases
+from retrograd.check.case_sharding import shard_cases, shared_notes
 from retrograd.check.cost import CostLimit
 from retrograd.check.coverage import Coverage
 from retrograd.check.cpu_kernels import executed
@@ -82,11 +82,7 @@ class Verification:
         self.level, self.seed, self.device, self.configs = level, seed, checked(device), configs
         self.target, self.is_named = name or self.spec.name, name is not None
         names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
-        marked = {re.split("[:@]", w)[0] for w in (case or "").split() if ":" in w or "@" in w}
-        if unknown := marked - {"grad_out"}:
-            known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
-            if unknown - known:
-                raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
+        self._check_case(case or "", names[0])
         by = (*self.spec.accept, *(read_baseline(Path(baseline), self.target) if baseline is not None else ()))
         # Where every case and dtype is run, what may stand must be seen as well.
         every = case is None and set(names) >= set(self.spec.dtypes)
@@ -100,6 +96,15 @@ class Verification:
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch: Watch = watch or (lambda event, thing: None)
         self.progress, self._doubts = progress, dict[str, str]()
+        self._shared: dict[str, dict[str, str]] = {}  # by stage
+
+    def _check_case(self, case: str, dtype: str) -> None:
+        """UsageError if the text of a case is about inputs that there are not."""
+        marked = {re.split("[:@]", w)[0] for w in case.split() if ":" in w or "@" in w}
+        if unknown := marked - {"grad_out"}:
+            known = set(make.materialise(self.spec, make.base_case(self.spec, dtype), self.seed, "cpu"))
+            if unknown - known:
+                raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
 
     def _contexts(self, dtypes: Sequence[str], every: tuple[str, ...], case: str | None) -> dict[str, StageContext]:
         # What a case costs, and whether its reference can run several times at once, is found once for all dtypes.
@@ -121,6 +126,7 @@ class Verification:
             parts = ", ".join(f"{count} of {of} {label}" for label, (count, of) in left_out.items())
             more = "; level full runs more" if self.level != "full" else ""
             notes += (f"level {self.level} ran {parts}{more}",)
+        notes += shared_notes(next(iter(self.contexts.values())).dtypes, self._shared) if self._shared else ()
         notes += tuning.notes(self.fastest, self.configs == "all")
         if config.interpreting():
             notes += (_INTERPRETED,)
@@ -267,6 +273,7 @@ class Verification:
         merged, tried = progress.outcome, progress.tried
         context.judge.worst.clear()
         context.notes.clear()
+        context.shared.clear()
         try:
             if not progress.position:
                 wanted = [context.case] if context.case else stage.cases(context)
@@ -312,6 +319,8 @@ class Verification:
         merged = progress.outcome
         context.judge.begin_case()
         merged.notes[:0] = context.notes
+        if context.shared:
+            self._shared.setdefault(stage.id, {}).update(context.shared)
         merged.power = max(progress.powers, default=None)
         if merged.power:
             merged.power_text = f"{context.runner.dtype} {merged.power:.1e}"

@@ -34,6 +34,7 @@ class StageContext:
         cost: which cases are cheap enough.
         left_out: by kind, how many of how many things are run where a level or a limit leaves some out.
         notes: on the present stage, whatever its cases say.
+        shared: what of the present stage the dtypes share at level quick, and why (`check.case_sharding`).
         every_configuration: whether autotuned kernels are to run with each, whatever the level says.
         told: which stage tells a fault of an executed kernel.
         unjudged: cases at which the op runs and nothing is compared, as a truth would take too long.
@@ -50,6 +51,7 @@ class StageContext:
     launched: Callable[[], bool] = lambda: False
     left_out: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
     every_configuration: bool = False
     told: Told = field(default_factory=Told)
     unjudged: set[Case] = field(default_factory=set)
