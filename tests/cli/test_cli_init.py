@@ -88,7 +88,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def _dims(target: str):
     proposal, _ = propose(target)
-    return proposal.call, proposal.reference, dict(proposal.inputs), dict(proposal.params)
+    return proposal.op.call, proposal.reference, proposal.fit.inputs, proposal.op.params
 
 
 def test_functions_nodes_modules_and_launchers_are_read(write) -> None:
@@ -154,7 +154,7 @@ def test_what_cannot_be_proposed_is_said(write) -> None:
         UsageError, match=r"has the ops mylib_of_this_test.py:rms_norm, mylib_of_this_test.py:other; name"
     ):
         propose(two)
-    assert propose(f"{two}:other")[0].name == "other"
+    assert propose(f"{two}:other")[0].op.name == "other"
     with pytest.raises(UsageError, match="has no 'rms_nrom'; did you mean 'rms_norm'"):
         propose(f"{two}:rms_nrom")
     with pytest.raises(UsageError, match="has no op"):
@@ -187,3 +187,62 @@ def test_a_module_may_make_its_parameters_on_a_gpu(write) -> None:
     assert _dims(f"{write(ON_GPU)}:Scale") == ("Scale(16)", "", dict(x=("M...", 16)), {})
     with pytest.raises(SpecError, match=r"mylib_of_this_test.py:11: ValueError: not 16"):
         propose(f"{write(ON_GPU)}:Torn")
+
+
+WORDS = """
+import torch
+class Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return q @ k.mT @ v
+def attend(q, k, v, scale=None):
+    \"\"\"Attention.
+
+    Args:
+        q (torch.Tensor):
+            queries of shape `[B, HQ, T, K]`
+        k: keys, shape (B, H, S, K)
+        v (Optional[Tensor]): [B, H, S, V]
+
+    Returns:
+        [B, HQ, T, V]
+    \"\"\"
+    assert q.dim() == 4 and q.shape[1] % k.shape[1] == 0 and k.dtype != torch.float32
+    many = q.shape[1] // k.shape[1]
+    return Attend.apply(q, k.repeat_interleave(many, 1), v.repeat_interleave(many, 1))
+def heads(
+    x,  # [B, T, D]
+    cos,  # (T, D // 2)
+    *,
+    flag=False,  # (unused)
+):
+    assert x.shape[1:] == (len(cos), 2 * cos.shape[1]) and x.shape[-1] % 16 == 0
+    return x * torch.cat([cos, cos], -1)
+def loss(logits, target):
+    assert target.dtype == torch.int64 and logits.dim() == 2
+    return torch.nn.functional.cross_entropy(logits, target)
+"""
+
+
+def test_shapes_are_those_that_an_op_says_itself(write) -> None:
+    """fla's chunk_gla ran with none of 500 combinations, and chunk_retention with a v that its kernels left."""
+    name = write(WORDS)
+    attend, heads, loss = (propose(f"{name}:{op}")[0] for op in ("attend", "heads", "loss"))
+    kv = dict(k=("B", "H", "S", "K"), v=("B", "H", "S", "V"))
+    assert (attend.fit.inputs, attend.fit.dtype) == (dict(q=("B", "2*H", "T", "K"), **kv), "float16")
+    assert heads.fit.inputs == dict(x=("B", "T", "D"), cos=("T", "D//2"))
+    assert heads.fit.even == ("D",)
+    assert "    sizes=dict(D=[16, 32]),\n" in heads.text()
+    assert '        target=rg.tensor("M", dtype="int64", high="N"),\n' in loss.text()
+
+
+def test_shapes_with_which_kernels_leave_their_tensors_are_not_proposed(write) -> None:
+    pytest.importorskip("triton", reason="needs triton, which is for Linux")
+    name = write(TRITON.replace("    assert x.shape == y.shape\n", ""))
+    assert _dims(name)[2] == dict(x=("M...", "N"), y=("M...", "N"))
+    # As good as the first combination, which reads behind y, and of which a result has the right shape.
+    long = write(
+        TRITON.replace("    assert x.shape == y.shape\n", "    assert y.dim() == 1\n"), "another_of_this_test.py"
+    )
+    assert _dims(long)[2] == dict(x=("N",), y=("N",))

@@ -27,14 +27,15 @@ def init(target: str, output: Path | None) -> None:
     """Write a spec for an op, ready for `retrograd verify`.
 
     FILE.py[:NAME] (or package.module:NAME) is an autograd function, a function that calls one or launches Triton
-    kernels, or a module. Its signature says what it takes; shapes are those, the plainest first, with which it runs;
-    the reference is a function beside it that is called `reference`, `rms_norm_ref` or alike. Read what is written: the
-    names of sizes are guesses.
+    kernels, or a module. Its signature says what it takes; shapes are those of its docstring or its comments, as
+    "x: [B, T, D]", else the plainest with which it runs; the reference is a function beside it that is called
+    `reference`, `rms_norm_ref` or alike. Read what is written: it is a guess that runs.
 
     Exit code: 0 written, 2 wrong usage, 3 it ran with no shapes that were tried.
     """
     require_file(target)
-    from retrograd.catalog.proposal import propose, signature
+    from retrograd.catalog.input_trials import signature
+    from retrograd.catalog.proposal import propose
 
     proposal, folder = propose(target)
     if str(output) == "-":
@@ -46,5 +47,5 @@ def init(target: str, output: Path | None) -> None:
     with as_usage_error(f"cannot write {str(path)!r}"):
         path.write_text(proposal.text(), encoding="utf-8")
     beside = f"reference {proposal.reference}" if proposal.reference else "no reference beside it: add one to the file"
-    click.echo(f"wrote {path}: {proposal.name}, {signature(proposal.inputs)}; {beside}")
+    click.echo(f"wrote {path}: {proposal.op.name}, {signature(proposal.fit.inputs)}; {beside}")
     click.echo(f"next:  retrograd verify {shlex.quote(str(path))}")
