@@ -78,13 +78,12 @@ def fitting(op: ProposedOp, reference: Any) -> Fit:
         if not error:
             return Fit(inputs, dtype, _needed(op, reference, inputs, dtype) if even else ())
         first = first or f"{signature(inputs)}, as it is documented: {error}"
-    choices = {name: (*filter(None, [op.documented.get(name)]), *shapes) for name, shapes in op.choices.items()}
-    places = itertools.product(*(range(len(shapes)) for shapes in choices.values()))
+    places = itertools.product(*(range(len(shapes)) for shapes in op.choices.values()))
     combinations = sorted(places, key=lambda each: (sum(each), each))[:_TRIES]
     for dtype in _DTYPES:
         for each in combinations:
-            inputs = {name: shapes[place] for (name, shapes), place in zip(choices.items(), each, strict=True)}
-            error = _tried(op, reference, inputs, dtype, _sizes(inputs))
+            inputs = {name: shapes[place] for (name, shapes), place in zip(op.choices.items(), each, strict=True)}
+            error = _tried(op, reference, inputs, dtype, _SIZES)
             if not error:
                 return Fit(_any_rank(op, reference, inputs, dtype), dtype)
             first = first or f"{signature(inputs)}: {error}"
@@ -95,17 +94,24 @@ def fitting(op: ProposedOp, reference: Any) -> Fit:
 
 
 def _documented(op: ProposedOp) -> list[dict[str, Dims]]:
-    """The inputs as they are documented, and with as many query as key heads, or twice as many: HQ or HV beside H."""
-    if not set(op.choices) <= set(op.documented):
-        return []
-    as_said = {name: op.documented[name] for name in op.choices}
-    names = {name for dims in as_said.values() for dim in dims for name in names_of(dim)}
+    """The inputs as they are documented, others with dimensions of the first that is; none if none is documented.
+
+    Heads HQ or HV beside H are tried as they stand, as twice as many, and as the same.
+    """
+    known = {name: op.documented[name] for name in op.choices if name in op.documented}
+    first = next(iter(known.values()), ())
+    parts = list(dict.fromkeys((first[-1:], first, first[:1], first[:-1])))
+    choices = ([known[name]] if name in known else parts for name in op.choices)
+    meant = [dict(zip(op.choices, each, strict=True)) for each in itertools.product(*choices)] if known else []
+    names = {name for dims in known.values() for dim in dims for name in names_of(dim)}
     grouped = [name for name in names if len(name) == 2 and name[0] in names]
-    meant = [as_said]
     for form in ("2*{}", "{}") if grouped else ():
         heads = {name: form.format(name[0]) for name in grouped}
-        meant.append({name: tuple(substituted(dim, heads) for dim in dims) for name, dims in as_said.items()})
-    return meant
+        meant += [
+            {name: tuple(substituted(dim, heads) for dim in dims) for name, dims in inputs.items()}
+            for inputs in meant[: len(meant) // (1 if form == "2*{}" else 2)]
+        ]
+    return meant[:_TRIES]
 
 
 def signature(inputs: Inputs) -> str:
