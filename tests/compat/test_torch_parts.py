@@ -155,6 +155,21 @@ def test_operators_are_taken_apart_without_dynamo():
     assert printed(program) == ["False"]
 
 
+def test_memory_that_nobody_has_written_is_followed_without_dynamo_until_somebody_loads_it():
+    """Which is 2 of the 5 s of a first program; code that is compiled beside the mode is compiled as ever."""
+    program = (
+        "import sys, torch, retrograd as rg\n"
+        "with rg.cpu_triton(pretend=False) as run:\n"
+        "    x = torch.empty(4); x[:2] = 1.0\n"
+        "    y = x + 1\n"
+        "    print('torch._dynamo' in sys.modules)\n"
+        "    z = torch.compile(lambda x: 2 * x, backend='eager', fullgraph=True)(y)\n"
+        "    z[0].item(); print(len(run.faults))\n"
+        "    z[3].item(); print(len(run.faults))\n"
+    )
+    assert printed(program) == ["False", "0", "1"]
+
+
 def test_kernels_for_cuda_that_torch_registers_are_nobodys():
     """Nor is a mode entered for them, below which each operator takes 10 us more."""
     program = (

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import _compile
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +27,9 @@ _TAPE_KEY = torch._C._dispatch_key_parse("Fake") if hasattr(torch._C, "_dispatch
 # Operators that call others, and kernels of torch.library.wrap_triton: torch asks a mode which says that it knows them,
 # and raises NotImplementedError below any other.
 HigherOrderOperator: type = getattr(torch._ops, "HigherOrderOperator", type(None))
+
+# Where torch's wrapper of a mode's method keeps what it calls, which runs the method past Dynamo.
+KEPT_OUT = "__dynamo_disable"
 
 # What tensors of classes without operators of their own have as __torch_dispatch__.
 _NO_OPERATORS = (torch.Tensor.__torch_dispatch__, getattr(torch._C, "_disabled_torch_dispatch_impl", None))
@@ -117,6 +121,22 @@ def resolved(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         return dispatch(self, func, types, args, kwargs)
 
     return asked
+
+
+def until_dynamo_is_loaded(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """A mode's `__torch_dispatch__` as it is; once somebody has loaded Dynamo, torch keeps that out of it.
+
+    Torch's wrapper loads Dynamo for that at the first operator, which takes 1 s and more.
+    """
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return dispatch(*args, **kwargs)
+        delattr(dispatch, KEPT_OUT)
+        return _compile._disable_dynamo(dispatch)(*args, **kwargs)
+
+    setattr(dispatch, KEPT_OUT, passing)
+    return dispatch
 
 
 def _is_watched() -> bool:

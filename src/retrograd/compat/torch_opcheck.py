@@ -12,9 +12,7 @@ import torch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 
 from retrograd.compat.registry import in_fresh_thread, part, works
-from retrograd.compat.torch_dispatch import tree_leaves, tree_map_only
-
-_MARK = "__dynamo_disable"  # where torch keeps what runs a method of a mode past Dynamo
+from retrograd.compat.torch_dispatch import KEPT_OUT, tree_leaves, tree_map_only
 
 
 def agrees(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -70,21 +68,21 @@ def _shares(t: torch.Tensor, other: torch.Tensor) -> bool:
 def _without_dynamo(mode: type) -> Iterator[None]:
     """Have a mode of torch's own run inside without Dynamo, which torch loads to keep it out."""
     method = inspect.unwrap(mode.__torch_dispatch__)  # pyright: ignore[reportAttributeAccessIssue]
-    loaded = "torch._dynamo" in sys.modules or hasattr(method, _MARK)
+    loaded = "torch._dynamo" in sys.modules or hasattr(method, KEPT_OUT)
     if not loaded:
-        setattr(method, _MARK, method)
+        setattr(method, KEPT_OUT, method)
     try:
         yield
     finally:
         if not loaded:
-            delattr(method, _MARK)
+            delattr(method, KEPT_OUT)
 
 
 @part(
     "torch.opcheck",
     "looks at schemas and fakes of operators at level quick",
     "torch.library.opcheck alone does it, which takes 1 s the first time",
-    names=("torch._subclasses.schema_check_mode.SchemaCheckMode", _MARK, "torch._C._is_alias_of"),
+    names=("torch._subclasses.schema_check_mode.SchemaCheckMode", KEPT_OUT, "torch._C._is_alias_of"),
 )
 @in_fresh_thread
 def AGREES() -> str:

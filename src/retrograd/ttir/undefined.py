@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import HigherOrderOperator, implements_operators, resolved, schema, tree_leaves
+from retrograd.compat.torch_dispatch import (
+    HigherOrderOperator,
+    implements_operators,
+    resolved,
+    schema,
+    tree_leaves,
+    until_dynamo_is_loaded,
+)
 from retrograd.compat.torch_library import cuda_kernel
 from retrograd.core.wording import count
 from retrograd.ttir.element_types import Array
@@ -108,6 +115,7 @@ class UndefinedMemory(TorchDispatchMode):
             self._add("left unwritten", detail)
         self._known.pop(_start(tensor), None)
 
+    @until_dynamo_is_loaded
     @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import HigherOrderOperator, implements_operators, resolved
+from retrograd.compat.torch_dispatch import HigherOrderOperator, implements_operators, resolved, until_dynamo_is_loaded
 from retrograd.compat.torch_library import any_cuda_kernel, cuda_kernel
 
 
@@ -16,6 +16,7 @@ class _Registered(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @until_dynamo_is_loaded
     @resolved
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
