@@ -18,6 +18,8 @@ from retrograd.compat.triton_launch import count_launches, through_triton
 # In order of how often each finds something: level quick takes the first ones.
 _SIZES = (1, 0, 129, 64, 2, 33, 128, 37, 16, 17, 256, 4, 257, 1000, 8)
 _LEADS: tuple[tuple[int, ...], ...] = ((1,), (0,), (2, 3, 5), (33,), (), (64,), (129,), (1, 1, 4))
+# Beyond a small block each, in numbers of blocks that do not divide each other: what programs share has remainders.
+_UNLIKE = (37, 23, 53, 19, 29)
 _LONG = (1025, 2049, 4097)  # one more than the blocks that rows are cut into, or kept in whole
 _PARTS = (20, 12, 6, 3)  # sizes short of a block, where the ordinary one fills its
 _UNCOMPARED = 6  # sizes of an op without a reference
@@ -43,13 +45,23 @@ def _sweep(context: StageContext) -> tuple[list[Case], list[Case]]:
         swept = (resized(spec, base, name, o) for o in tried)
         by_name.append([case for case in swept if case is not None])
     turns = max(map(len, by_name), default=0)
-    corners = [base.but(sizes={k: (n,) if k in rank_free else n for k, _ in base.sizes}) for n in (1, 2, 33)]
-    always += [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes) and fitted(spec, c) == c]
+    always += _corners(context, [(n,) for n in (1, 2, 33)])
     last = next((tensor.dims[-1] for tensor in spec.tensors.values() if tensor.dims), None)
     for name in () if last is None or last in {f"{free}..." for free in rank_free} else names_of(last):
         if name in dict(base.sizes):
             always += [case for n in _LONG for case in _fitting(context, base, name, n, _SMALL[0])]
+    always += _corners(context, [_UNLIKE] if len(base.sizes) > 1 else [])
     return always, [column[i] for i in range(turns) for column in by_name if i < len(column)]
+
+
+def _corners(context: StageContext, corners: list[tuple[int, ...]]) -> list[Case]:
+    """The ordinary case with other sizes everywhere, given in turn, where the spec allows them."""
+    spec, every = context.spec, list[Case]()
+    for corner in corners:
+        taken = zip((name for name, _ in context.base.sizes), itertools.cycle(corner), strict=False)
+        case = context.base.but(sizes={name: (n,) if name in spec.free_rank else n for name, n in taken})
+        every += [case] if all(allows(spec, *size) for size in case.sizes) and fitted(spec, case) == case else []
+    return every
 
 
 def _beside_blocks(context: StageContext) -> list[Case]:
