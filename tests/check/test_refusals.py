@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from specimens import with_backward
@@ -32,6 +34,16 @@ def test_what_raises_at_the_ordinary_case_is_told_once(half):
     assert f"the {half} raised ModuleNotFoundError" in report.findings[0].what
     others = {s.status: s.reason for s in report.stages if s.id in ("mutation", "bounds", "races", "oracle")}
     assert others == {"skipped": "float32: it raises at the ordinary case"}
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_an_error_without_a_text_is_told_with_its_line(half):
+    def broken(x):
+        raise AssertionError  # as `assert x.is_contiguous()` does, which pytest gives a text
+
+    op = broken if half == "forward" else with_backward(torch.sin, lambda dy, x: broken(x))
+    (finding,) = rg.verify(rg.op(op, torch.sin, X, dtypes=["float32"]), level="quick").findings
+    assert re.match(rf"the {half} raised AssertionError: test_refusals.py:\d+: raise AssertionError ", finding.what)
 
 
 def test_what_has_lost_the_gpu_is_not_asked_whether_it_raises(monkeypatch):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +50,8 @@ class OpRaised(Exception):
     def by(cls, phase: str, error: Exception) -> OpRaised:
         """Kind and text of an error, without the colours of terminals; a mistake of the checker itself is raised.
 
+        An error without a text, as of a plain assert, has the line that raised it.
+
         Raises:
             UndecidedError: the error says that no kernel of Triton's can run here, which is not the op's.
         """
@@ -65,6 +69,8 @@ class OpRaised(Exception):
         *code, reason = text.splitlines() or [""]
         if type(error).__name__ == "CompilationError":  # which quotes the code first
             text = "\n".join([reason, *code])
+        elif not text and (frames := traceback.extract_tb(error.__traceback__)):
+            text = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}"
         return cls(f"the {phase} raised {type(error).__name__}: {text}")
 
 
