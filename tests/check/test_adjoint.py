@@ -118,6 +118,21 @@ def test_a_single_wrong_element_is_named():
     assert finding.got - finding.want == pytest.approx(0.01, rel=0.05)
 
 
+def test_each_of_several_wrong_gradients_is_told_and_only_one_is_asked_of_in_smaller_cases():
+    def forward(x, y, z):
+        return x.sin() * y.cos() + z.square()
+
+    def backward(dy, x, y, z):
+        return dy * x.sin() * y.cos(), dy * x.sin() * y.sin(), dy * z
+
+    inputs = {name: rg.tensor("M", "N") for name in "xyz"}
+    spec = rg.op(with_backward(forward, backward), None, inputs, dtypes=["float32"])
+    report = rg.verify(spec, level="quick", only=["adjoint"])
+    assert {f.tensor for f in report.findings} == {"grad x", "grad y", "grad z"}
+    assert {f.wrong for f in report.findings} == {1}
+    assert report.stages[0].runs < 6000
+
+
 def test_power_is_real():
     def scaled(by):
         # A case that is asked for is not shrunk, which takes ten times as long as to find it.

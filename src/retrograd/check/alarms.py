@@ -42,12 +42,14 @@ class Alarms:
         runner, oracle: of the op in one dtype.
         confirming: randomly rounded runs with which an alarm is confirmed, one number after the other.
         told: by tensor, the worst excess of the stage so far: what is no worse is counted unconfirmed, but never shown.
+        sought: the one tensor that is asked of, as a finding names it, while its smallest case is looked for.
     """
 
     runner: OpRunner
     oracle: Oracle
     confirming: tuple[int, ...] = tolerance.CONFIRMING
     told: Mapping[str, float] = field(default_factory=dict)
+    sought: str = ""
     _sums: dict[Any, cumulative.CumulativeSum | None] = field(default_factory=dict)
     _ends: dict[Any, dict[Any, Results]] = field(default_factory=dict)
     _cancelled: cancellation.Cancellations = field(default_factory=cancellation.Cancellations)

@@ -36,11 +36,12 @@ def explain(
     small, more, often = kept[0].case, dict[Case, bool](), ""
     if shrinks and len(context.spec.size_names) and small not in context.unjudged:
         # Smaller cases with a dozen randomly rounded runs each; the smallest is confirmed below.
-        context.judge.alarms.confirming = tolerance.CONFIRMING[:1]
+        alarms = context.judge.alarms
+        alarms.confirming, alarms.sought = tolerance.CONFIRMING[:1], kept[0].tensor
         try:
             small, more, often = _shrunk(context, kept[0], attempt)
         finally:
-            context.judge.alarms.confirming = tolerance.CONFIRMING
+            alarms.confirming, alarms.sought = tolerance.CONFIRMING, ""
     text = shrink.where(_cases_of(fault(kept[0]), tried) | more)
     text += f"; smallest: {small.text()}" if small.text() else ""
     text += f"; {often}" if often else ""

@@ -50,12 +50,15 @@ def _direction(context: StageContext, case: Case, name: str, number: int) -> tor
     return constraints.project(context.spec, name, signs * size, value)
 
 
-def _locate(line: Line) -> Line | None:
-    """Halve the direction while the worse half still shows the fault; None if it turns out to be a kink.
+def _locate(line: Line, value: float, allowed: float) -> Line | None:
+    """Halve the direction while a half still shows the fault; None if it turns out to be a kink.
+
+    The worse half, or the first where that shows half as much as the whole did, which left `value`.
 
     A kink: one element is left and the gradient lies between its one-sided slopes; or the halves have so many that no
     difference quotient converges, and what the whole seemed to show was chance.
     """
+    shown = _ratio(value, allowed)
     left = line.direction.flatten().nonzero().flatten()
     whole = line.name in constraints.constrained(line.runner.spec)  # half of a direction would leave the constraint
     while len(left) > 1 and not whole:
@@ -68,8 +71,10 @@ def _locate(line: Line) -> Line | None:
             value, allowed = half.judge()
             halves.append((_ratio(value, allowed), part, half))
             open_ends |= math.isinf(allowed)
-        ratio, part, half = max(halves, key=lambda item: item[0])
-        if not ratio > 1:
+            if halves[0][0] > max(1.0, shown / 2):
+                break
+        shown, part, half = max(halves, key=lambda item: item[0])
+        if not shown > 1:
             return None if open_ends else line
         left, line = part, half
     return None if _bends(line) else line
@@ -156,7 +161,9 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 def _along_lines(context: StageContext, case: Case, run: OpRun) -> CaseOutcome:
     out = CaseOutcome()
-    grads = {k.removeprefix("grad "): g for k, g in run.grads.items() if g is not None and g.numel()}
+    sought = context.judge.alarms.sought
+    there = {k: g for k, g in run.grads.items() if g is not None and g.numel() and sought in ("", k)}
+    grads = {k.removeprefix("grad "): g for k, g in there.items()}
     lines = _lines(context, case, grads)
     if _too_coarse(context, lines) and (by_reference := _of_reference(context, case, lines)) is not None:
         return by_reference
@@ -179,7 +186,7 @@ def _along_lines(context: StageContext, case: Case, run: OpRun) -> CaseOutcome:
             at, value, allowed = _judged(line(number))
             if (size := at.size()) > 0:
                 relative.append(allowed / size)
-            if abs(value) > allowed and _confirmed(line, directions) and (narrow := _locate(at)):
+            if abs(value) > allowed and _confirmed(line, directions) and (narrow := _locate(at, value, allowed)):
                 if _crosses_jumps(context, narrow):
                     out.notes.append(
                         f"{label} not differentiated: the forward rounds, and jumps between any two points"
