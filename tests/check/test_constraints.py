@@ -167,6 +167,20 @@ def test_slopes_along_a_plane_show_a_wrong_gradient_without_a_reference(kind, fn
         assert "keep to a constraint" in report.stage("adjoint").reason
 
 
+@pytest.mark.parametrize(("values", "told"), [(None, False), ("unit_norm", True)])
+def test_one_tensor_in_two_places_keeps_to_what_both_say(values, told):
+    def dots(q, k):
+        return (q * k.roll(1, -1)).sum(-1)
+
+    def of_two_tensors(dy, q, k):
+        return dy[:, None] * k.roll(1, -1), dy[:, None] * q.roll(-1, -1) * (q.data_ptr() != k.data_ptr())
+
+    inputs = dict(q=t("M", "N", values=values), k=t("M", "N", values="unit_norm"))
+    assert _verify(dots, dots, inputs, only=["calls"])
+    report = _verify(with_backward(dots, of_two_tensors), dots, inputs, only=["calls"])
+    assert [f.kind for f in report.findings] == ["one-tensor"] * told
+
+
 def test_stages_that_leave_the_values_say_so_in_a_line():
     weighted = lambda p, y: p.log().sum(-1) * y  # noqa: E731
     report = _verify(weighted, weighted, dict(p=t("M", "N", values="simplex"), y=t("M")))

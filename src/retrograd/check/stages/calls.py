@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from retrograd.check import tolerance
+from retrograd.check import constraints, tolerance
 from retrograd.check.callable_state import without_traces
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun
@@ -88,11 +88,12 @@ def _in_thread(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
 
 
 def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
-    """Two inputs of one shape and dtype are one tensor: its gradient is the sum of both."""
-    names = list(alone.inputs)
+    """Two inputs of one shape and dtype are one tensor: its gradient is the sum of both, which have one constraint."""
+    names, keeps = list(alone.inputs), constraints.constrained(context.spec)
     tensors = {n: t for n, t in alone.inputs.items() if f"grad {n}" in alone.grads}
     pairs = ((a, b) for a in tensors for b in tensors if names.index(a) < names.index(b))
-    alike = [(a, b) for a, b in pairs if tensors[a].shape == tensors[b].shape and tensors[a].dtype == tensors[b].dtype]
+    kinds = {n: (t.shape, t.dtype, keeps.get(n)) for n, t in tensors.items()}
+    alike = [(a, b) for a, b in pairs if kinds[a] == kinds[b]]
     for first, second in alike[:1]:
         try:
             want = _with_equal(context, case, first, second, torch.clone)
