@@ -102,8 +102,7 @@ def cpu_triton(
         works(TUNING)  # before launches pass by, those of its self-test among them
         stack.enter_context(around_autotuning(tuning))
         stack.enter_context(untimed())
-        _SESSIONS.append(session)
-        stack.callback(_SESSIONS.remove, session)
+        stack.enter_context(_innermost(session))
         undefined = UndefinedMemory(lambda: session.faults, pretends=pretend, lock=session.lock)
         if pretend:
             # Where memory is followed, what registered kernels do is followed as well.
@@ -112,5 +111,21 @@ def cpu_triton(
         if follow_undefined:
             stack.enter_context(hearing_threads(undefined))
             session.undefined, session.alone = stack.enter_context(undefined).of, undefined.paused
+            session.apart = undefined.elsewhere
         stack.callback(session.close)
         yield session
+
+
+@contextlib.contextmanager
+def _innermost(session: Session) -> Iterator[None]:
+    """Have a session execute what is launched, of which those around it see nothing."""
+    with contextlib.ExitStack() as stack:
+        for outer in _SESSIONS:
+            stack.enter_context(outer.apart())
+        _SESSIONS.append(session)
+        try:
+            yield
+        finally:
+            _SESSIONS.remove(session)
+            for outer in _SESSIONS:
+                outer.elsewhere += len(session.launches)

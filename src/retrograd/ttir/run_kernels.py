@@ -70,7 +70,8 @@ def record_of(
     if code:
         undecided += (f"the program failed with exit code {code}",)
     elif not undecided and not executed:
-        undecided = ("no Triton kernel was launched",)
+        apart = " but inside of cpu_triton or verify, which the program calls itself" if session.elsewhere else ""
+        undecided = (f"no Triton kernel was launched{apart}",)
     verdict = "finding" if any(not f.mild for f in findings) else "undecided" if undecided else "clean"
     return KernelRun(
         target,

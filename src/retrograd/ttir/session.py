@@ -85,10 +85,12 @@ class Session:
     Attributes:
         faults: what was noticed, over all launches.
         launches: what was executed.
+        elsewhere: how many launches sessions inside of this one have executed.
         tf32: whether any of it multiplied matrices of float32 that are rounded to tf32.
         exact_factors: whether such matrices are multiplied as they are, to see what that rounding leaves.
         undefined: which bytes of a tensor's storage nobody has written, None where all are written.
         alone: makes a context in which operators of torch are the executor's, and nobody's who looks on.
+        apart: makes a context in which a session inside of this one executes what is launched.
         kept: launches that need not be executed again; None where each is.
         trials: whether what an autotuner times is executed, to see what it leaves behind, or only compiled.
         configurations: of autotuned kernels by name, those that pruning leaves, at most.
@@ -102,11 +104,13 @@ class Session:
     ) -> None:  # fmt: skip
         self.faults = FaultList()
         self.launches: list[LaunchRecord] = []
+        self.elsewhere = 0
         self.tf32 = self.exact_factors = False
         self.seed, self.lock = seed, threading.RLock()
         self._functions: dict[int, Any] = {}  # of Triton, that were launched
         self.undefined: Undefined = lambda tensor, begin=False: None
         self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self.kept: KeptLaunches | None = None
         self.trials = True
         self._orders, self._limit = orders, limit

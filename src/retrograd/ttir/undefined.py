@@ -69,6 +69,7 @@ class UndefinedMemory(TorchDispatchMode):
         self._lock = lock
         self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
         self._untouched: set[int] = set()  # those of which nothing is written either
+        self._elsewhere = 0  # sessions inside of this one, which execute what is launched now
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -96,12 +97,28 @@ class UndefinedMemory(TorchDispatchMode):
         finally:
             self._here.paused = before
 
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Inside, another session executes kernels, whose stores are not seen here: nothing is followed, in no thread.
+
+        Behind it all memory is taken for written.
+        """
+        self._elsewhere += 1
+        try:
+            yield
+        finally:
+            self._elsewhere -= 1
+            self._known.clear()
+            self._untouched.clear()
+
     def leaves(self, tensor: torch.Tensor, how: str) -> None:
         """NumPy has a tensor's memory from now on, and reads it or fills it: all of it is taken for written.
 
         What is left of a tensor that is written in part is noted; a list has numbers, so that any is told, and so has
         a print of one element. A print of more is noted, as it may show what is written alone.
         """
+        if self._elsewhere:
+            return None
         with self.paused():
             marks = self._marks(tensor)
             left = 0 if marks is None else int(marks.any(-1).sum())
@@ -121,7 +138,7 @@ class UndefinedMemory(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
-        if self._here.paused or any(implements_operators(kind) for kind in types):
+        if self._here.paused or self._elsewhere or any(implements_operators(kind) for kind in types):
             return func(*args, **kwargs)
         if self._pretends and (kernel := cuda_kernel(func)) is not None:
             with self:  # what it does is followed like anything else
