@@ -240,6 +240,25 @@ def test_kernels_are_mutated_without_a_gpu():
     assert mutated.survivors("verify") == ()
 
 
+def test_a_test_of_kernels_is_pasted_where_there_is_no_gpu():
+    pytest.importorskip("triton", reason="kernels of Triton")
+    import kernel_op
+
+    mutated = rg.mutate(kernel_op.spec, count=4, levels=["triton"])
+    texts = [r.test for r in mutated.differing if r.test]
+    assert texts
+    for text in texts:
+        assert (
+            "with rg.cpu_triton():\n    from kernel_op import scale as fn\n    from kernel_op import reference" in text
+        )
+        scope = {}
+        exec(text, scope)
+        tests = [test for name, test in scope.items() if name.startswith("test_")]
+        assert tests
+        for test in tests:
+            test()
+
+
 def test_operations_of_a_kernel_need_no_source():
     pytest.importorskip("triton", reason="kernels of Triton")
     mutated = rg.mutate(resolve("rms_norm"), count=5, levels=["ttir"])

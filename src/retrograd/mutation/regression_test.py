@@ -1,24 +1,29 @@
 """Tests that would have noticed a mutant, as text to be pasted: in plain PyTorch, and with `rg.assert_backward`.
 
-A text is shown once it has run here: it passes with the original in place, and fails with the mutant.
+A text is shown once it has run here: it passes with the original in place, and fails with the mutant. What launches
+kernels of Triton is imported and called inside `rg.cpu_triton`, since inputs are on the CPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from retrograd.check.asserts import assert_backward
 from retrograd.check.cpu_kernels import executed
 from retrograd.check.op_runner import OpRunner
+from retrograd.check.reference import NotApplicable, OpRaised
+from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec
+from retrograd.compat.triton_launch import around_launches
+from retrograd.errors import RetrogradError
 from retrograd.mutation.search import TriedInput
 
 _LITERAL = 64  # elements of a tensor that is written out; a larger one is drawn
@@ -38,8 +43,9 @@ def verified_tests(
         original: in which the mutant is not in place.
     """
     tests: list[str] = []
+    kernels = _launches(runner, trial.case)
     for plain in (True, False):
-        texts = (text_of(runner, trial, name, plain, seed) for seed in range(_SEEDS))
+        texts = (text_of(runner, trial, name, plain, seed, kernels) for seed in range(_SEEDS))
         failing = (text for text in texts if not _passes(text, runner.spec))
         for text in failing:
             with original():
@@ -47,12 +53,27 @@ def verified_tests(
             if passes:
                 tests.append(text)
                 break
-    return "\n\n\n".join(["\n".join(_imports(runner.spec)), *tests]) if tests else ""
+    return "\n\n\n".join(["\n".join(_imports(runner.spec, kernels)), *tests]) if tests else ""
+
+
+def _launches(runner: OpRunner, case: Case) -> bool:
+    """Whether the op launches kernels of Triton at a case."""
+    names: list[str] = []
+
+    def launched(launch: Any, proceed: Callable[..., Any]) -> Any:
+        names.append(launch.function.__name__)
+        return proceed()
+
+    raising = contextlib.suppress(OpRaised, NotApplicable, RetrogradError)
+    with executed("cpu"), around_launches(launched), raising:
+        runner.run(case)
+    return bool(names)
 
 
 def _passes(text: str, spec: OpSpec) -> bool:
-    scope = {"torch": torch, "fn": spec.fn, "reference": spec.reference}
-    scope["rg"] = SimpleNamespace(assert_backward=assert_backward)
+    import retrograd
+
+    scope = {"torch": torch, "fn": spec.fn, "reference": spec.reference, "rg": retrograd}
     defined: dict[str, Any] = {}
     try:
         with executed("cpu", {}), torch.random.fork_rng([]):
@@ -64,9 +85,16 @@ def _passes(text: str, spec: OpSpec) -> bool:
     return True
 
 
-def _imports(spec: OpSpec) -> Iterator[str]:
-    """Lines that a file of the tests begins with."""
+def _imports(spec: OpSpec, kernels: bool) -> Iterator[str]:
+    """Lines that a file of the tests begins with; a library of `kernels` may decide where it runs as it is imported."""
     yield from ("import retrograd as rg", "import torch")
+    if kernels:
+        yield from ("", "with rg.cpu_triton():", *(f"    {line}" for line in _imported(spec)))
+    else:
+        yield from _imported(spec)
+
+
+def _imported(spec: OpSpec) -> Iterator[str]:
     unnamed = []
     for name, function in {"fn": spec.fn, "reference": spec.reference}.items():
         path = str(getattr(function, "__qualname__", "<"))
@@ -90,7 +118,9 @@ def _import(module: ModuleType, path: str, name: str) -> str:
     return f"from {place} import {path}" + (f" as {name}" if path != name else "")
 
 
-def text_of(runner: OpRunner, trial: TriedInput, name: str, plain: bool = True, seed: int = 0) -> str:
+def text_of(
+    runner: OpRunner, trial: TriedInput, name: str, plain: bool = True, seed: int = 0, kernels: bool = False
+) -> str:
     """A test of a trial; arguments as of `verified_tests`, `plain` without retrograd, `seed` of what is drawn."""
     case = trial.case
     inputs = runner.inputs(case)
@@ -103,13 +133,14 @@ def text_of(runner: OpRunner, trial: TriedInput, name: str, plain: bool = True, 
     lines = [f"def test_{title}():", f"    torch.manual_seed({seed})"]
     lines += [f"    # {key} is {layout} in memory" for key, layout in case.layouts]
     lines += [f"    {key} = {_value(value, key in names)}" for key, value in inputs.items()]
-    lines += [
-        f"    wanted = [{', '.join(names)}]",
+    calls = [
         f"    outs = {_outputs(f'fn({row}{params})', several)}",
         f"    floats = {_FLOATS.format('outs')}",
         "    grad_outs = [torch.randn_like(out) for out in floats]",
         "    grads = torch.autograd.grad(floats, wanted, grad_outs)",
     ]
+    lines.append(f"    wanted = [{', '.join(names)}]")
+    lines += ["    with rg.cpu_triton():", *(f"    {line}" for line in calls)] if kernels else calls
     if plain:
         exact = ", ".join(f"{n}_" if n in names else n for n in inputs)
         return "\n".join([
