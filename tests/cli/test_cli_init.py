@@ -148,10 +148,20 @@ def test_a_file_in_a_package_is_imported_from_above(write) -> None:
     assert resolve("op_spec.py").name == "double"
 
 
+def test_a_checkout_that_nobody_has_installed_is_read_from_elsewhere(write, tmp_path, monkeypatch) -> None:
+    write("", "far_of_this_test/__init__.py")
+    write("SCALE = 2.0\n", "far_of_this_test/other.py")
+    name = Path(write("from far_of_this_test.other import SCALE\n\ndef double(x):\n    return SCALE * x\n",
+                      "far_of_this_test/op.py")).resolve()  # fmt: skip
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert propose(str(name))[0].module == "far_of_this_test.op"
+
+
 def test_what_cannot_be_proposed_is_said(write) -> None:
     two = write(NODE + FUNCTION + "def other(x):\n    return RmsNorm.apply(x, x[0], 1e-6)\n")
     with pytest.raises(
-        UsageError, match=r"has the ops mylib_of_this_test.py:rms_norm, mylib_of_this_test.py:other; name"
+        UsageError, match=r"has the ops rms_norm, other; name the one that is meant, as mylib_of_this_test.py:rms_norm$"
     ):
         propose(two)
     assert propose(f"{two}:other")[0].op.name == "other"

@@ -90,6 +90,15 @@ def test_errors_in_the_file_name_its_line(write, text: str, message: str) -> Non
     assert before == {m for m in sys.modules if m.startswith("_retrograd_target")}
 
 
+def test_what_a_library_does_wrong_with_another_is_told_with_both_lines(write, tmp_path_factory, monkeypatch) -> None:
+    library = tmp_path_factory.mktemp("library")
+    (library / "library_of_this_test.py").write_text("import json\njson.loads('{')\n")
+    monkeypatch.syspath_prepend(library)
+    raised = r"op\.py:1: JSONDecodeError: .* \(raised at .*decoder\.py:\d+, called at .*library_of_this_test\.py:2\)$"
+    with pytest.raises(SpecError, match=raised):
+        resolve(f"{write('import library_of_this_test')}:f")
+
+
 def test_a_file_that_needs_torch_without_torch(write) -> None:
     with pytest.raises(MissingExtraError, match=r"retrograd\[torch\]"):
         resolve(f"{write('raise ModuleNotFoundError(name=chr(116) + chr(111) + chr(114) + chr(99) + chr(104))')}:f")

@@ -15,7 +15,7 @@ from retrograd.catalog.documented_shapes import documented_shapes
 from retrograd.catalog.input_trials import Dims, Fit, ProposedOp, device, fitting, has_backward, kernels
 from retrograd.check.spec import is_kernel
 from retrograd.compat.torch_library import parameters_of
-from retrograd.core.loading import guard, is_path, near, require_torch
+from retrograd.core.loading import guard, is_path, near, on_path, require_torch
 from retrograd.errors import UndecidedError, UsageError
 
 _FORMS = "'path/file.py', 'path/file.py:name' or 'package.module:name'"
@@ -99,20 +99,21 @@ def propose(target: str) -> tuple[Proposal, Path]:
     require_torch("retrograd init")
     place, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     folder, dotted = _import_of(place)
-    module = load_module(place if folder == Path(place).parent or not is_path(place) else dotted, target, _FORMS)
-    op = _read(*_chosen(module, name, place))
-    if hasattr(op.run, "named_parameters"):
-        op.run.to(device())
-    reference = _reference(module, op)
-    try:
-        fit = fitting(op, getattr(module, reference, None))
-    except UndecidedError:
-        if not reference:
-            raise
-        reference = ""  # it takes something else
-        fit = fitting(op, None)
-    indices = {name: op.high(fit.inputs) for name in op.indices}
-    return Proposal(op, dotted, reference, fit, indices, has_backward(op, fit)), folder
+    with on_path(folder):  # a checkout that nobody has installed
+        module = load_module(place if folder == Path(place).parent or not is_path(place) else dotted, target, _FORMS)
+        op = _read(*_chosen(module, name, place))
+        if hasattr(op.run, "named_parameters"):
+            op.run.to(device())
+        reference = _reference(module, op)
+        try:
+            fit = fitting(op, getattr(module, reference, None))
+        except UndecidedError:
+            if not reference:
+                raise
+            reference = ""  # it takes something else
+            fit = fitting(op, None)
+        indices = {name: op.high(fit.inputs) for name in op.indices}
+        return Proposal(op, dotted, reference, fit, indices, has_backward(op, fit)), folder
 
 
 def _import_of(place: str) -> tuple[Path, str]:
@@ -171,8 +172,9 @@ def _chosen(module: ModuleType, name: str, place: str) -> tuple[str, Any]:
         return name, getattr(module, name)
     ops = ops_of(module)
     if len(ops) != 1:
-        listed = f"the ops {', '.join(f'{place}:{k}' for k in ops)}; name the one that is meant" if ops else "no op"
-        raise UsageError(f"{place!r} has {listed}; expected an autograd function, a module or a function")
+        names = f"the ops {', '.join(ops)}; name the one that is meant, as {place}:{next(iter(ops), '')}"
+        nothing = "no op; expected an autograd function, a module or a function"
+        raise UsageError(f"{place!r} has {names if ops else nothing}")
     return next(iter(ops.items()))
 
 

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from retrograd.errors import MissingExtraError, RetrogradError, SpecError, UsageError
@@ -120,7 +120,7 @@ def _from_file(path: Path) -> ModuleType:
     # Registered first, as the import system does: dataclasses and Triton look their module up by name.
     sys.modules[module.__name__] = module
     try:
-        with _on_path(path.parent):
+        with on_path(path.parent):
             guard(lambda: loader.exec_module(module), str(path), path)
     except BaseException:
         sys.modules.pop(module.__name__, None)
@@ -130,7 +130,7 @@ def _from_file(path: Path) -> ModuleType:
 
 def _from_import(name: str, target: str, expected: str) -> ModuleType:
     # The current folder counts, as with `python -m`; an installed `retrograd` script would not see it.
-    with _on_path(Path.cwd()):
+    with on_path(Path.cwd()):
         try:
             spec = importlib.util.find_spec(name)
         except Exception as error:  # finding a submodule imports its parents, which may raise anything
@@ -146,7 +146,8 @@ def _from_import(name: str, target: str, expected: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _on_path(folder: Path) -> Generator[None, None, None]:
+def on_path(folder: Path) -> Generator[None, None, None]:
+    """Inside, modules of a folder are found first."""
     entry = str(folder)
     sys.path.insert(0, entry)
     try:
@@ -174,19 +175,31 @@ def guard(
             raise MissingExtraError("torch", "torch", f"{place!r}") from None
         kind = "" if isinstance(error, (SpecError, UsageError)) else f"{type(error).__name__}: "
         text = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise SpecError(f"{_line_of(error, place, path)}: {kind}{text}".rstrip(": ")) from None
+        line, raised = _lines_of(error, place, path)
+        raise SpecError(f"{line}: {kind}{text}".rstrip(": ") + raised) from None
 
 
-def _line_of(error: BaseException, place: str, path: Path | None) -> str:
-    """ "file:line" of the innermost line in the target's folder, else of the innermost not ours."""
+def _lines_of(error: BaseException, place: str, path: Path | None) -> tuple[str, str]:
+    """ "file:line" of the innermost line in the target's folder, else of the innermost not ours; and where it raised.
+
+    The latter only of a target that imports a library which calls another one: neither is seen from its own line.
+    """
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+        return f"{error.filename}:{error.lineno}", ""
+    frames = [(f.f_code.co_filename, line, _package(f)) for f, line in traceback.walk_tb(error.__traceback__)]
     theirs = [f for f in frames if not f[0].startswith(("<frozen", _OURS)) and "importlib" not in f[0]]
     # What they call in a library raises there, but the mistake is where they call it.
     near = [f for f in theirs if path is not None and _inside(f[0], path.parent)]
-    chosen = near or theirs
-    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else f"cannot import {place}"
+    if not theirs:
+        return f"cannot import {place}", ""
+    file, line, _ = (near or theirs)[-1]
+    between = [f for f in theirs[theirs.index((near or theirs)[-1]) + 1 :] if f[2] != theirs[-1][2]]
+    called = f", called at {between[-1][0]}:{between[-1][1]}" if between else ""
+    return f"{file}:{line}", f" (raised at {theirs[-1][0]}:{theirs[-1][1]}{called})" if called else ""
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _inside(file: str, folder: Path) -> bool:
