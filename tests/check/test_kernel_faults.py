@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,3 +171,9 @@ def test_what_does_not_compile_is_told_by_the_function_that_does_not():
     assert (finding.stage, finding.kind) == ("contract", "raises")
     assert finding.what.startswith("the forward raised CompilationError: NameError(")
     assert "def by_a_factor(x):" in finding.what
+    (line,) = (
+        n
+        for n, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if text == "    return FACTOR * x  # of the module, and no constexpr: Triton refuses it"
+    )
+    assert f"\nat {__file__}:{line}:\n" in finding.what

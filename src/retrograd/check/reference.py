@@ -28,6 +28,7 @@ from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.compat import triton_toolchain
 from retrograd.compat.torch_dispatch import without_modes
+from retrograd.compat.triton_source import line_refused
 from retrograd.errors import SpecError, UndecidedError
 
 _ROUNDED = 8  # randomly rounded runs that show which whole numbers hang on rounding
@@ -68,6 +69,8 @@ class OpRaised(Exception):
         text = _COLOUR.sub("", str(error)).strip()
         *code, reason = text.splitlines() or [""]
         if type(error).__name__ == "CompilationError":  # which quotes the code first
+            if code and (place := line_refused(error)):
+                code[0] = f"at {place}:"
             text = "\n".join([reason, *code])
         elif not text and (frames := traceback.extract_tb(error.__traceback__)):
             text = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}"

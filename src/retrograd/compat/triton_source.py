@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,6 +29,18 @@ def _reached(function: Any, seen: dict[int, Any]) -> Iterator[Any]:
     yield function
     for other in user_functions(function):
         yield from _reached(other, seen)
+
+
+def line_refused(error: BaseException) -> str:
+    """ "file:line" that Triton's frontend refuses, by its error, which counts from the `def`; "" if not known."""
+    place = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        generator = frame.f_locals.get("self")
+        file, begin = (getattr(generator, name, None) for name in ("file_name", "begin_line"))
+        line = getattr(getattr(error, "node", None), "lineno", None)
+        if file and isinstance(begin, int) and line:
+            place = f"{file}:{begin + line}"
+    return place
 
 
 def source_of(function: Any) -> tuple[str, int, str]:
