@@ -33,7 +33,12 @@ RULES = [
     ((ROWS == 2) & (COLS >= 5), "M = 2 (the first), N >= 5".replace(" (the first)", "")),
     (ROWS > COLS, "M > N"),
     (ROWS == COLS, "M = N"),
-    (((ROWS + 2 * COLS) % 5 == 0) & (ROWS > 9), "6 of 18 elements where M >= 10, 6 of 10 N"),
+    (((ROWS + 2 * COLS) % 5 == 0) & (ROWS > 9), "6 of 30 elements where M >= 10"),
+    ((torch.rand(M, N, generator=torch.Generator().manual_seed(0)) < 0.25) & (COLS != 5), "32 of 130 elements"),
+    (
+        (torch.rand(M, N, generator=torch.Generator().manual_seed(0)) < 0.9) & (COLS != 5),
+        "106 of 117 elements where N != 5",
+    ),
 ]
 
 
@@ -114,6 +119,15 @@ def test_the_mistake_is_named(name: str) -> None:
     assert report.verdict == "finding"
     assert said in report.findings[0].looks_like
     assert report.findings[0].elements
+
+
+def test_the_mistake_is_named_where_half_of_a_gradient_is_0() -> None:
+    def squared(x: Tensor) -> Tensor:
+        return torch.relu(x - 0.5).square()
+
+    halved = with_backward(squared, lambda g, x: g * torch.relu(x - 0.5))
+    report = verify(op(halved, squared, dict(x=tensor("M", "N"))), level="quick", only=["oracle"])
+    assert report.findings[0].looks_like == "1/2 times the right one"
 
 
 def test_a_mistake_like_no_other_is_not_named() -> None:

@@ -76,7 +76,7 @@ def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table
     yield from (doc.TextLine(line, "dim") for line in _covers(report))
     parts = [count(len(report.findings), "finding")] * bool(report.findings)
     parts += [f"{len(report.accepted)} accepted"] * bool(report.accepted) + [_progress(report)]
-    text = f"{_verdict(report)} in {duration(report.seconds)} ({', '.join(parts)})"
+    text = f"{_verdict(report)}{',' * bool(report.left_out)} in {duration(report.seconds)} ({', '.join(parts)})"
     yield doc.TextLine(text, doc.STYLES[report.verdict])
 
 
@@ -89,7 +89,7 @@ def _accepted(finding: Finding) -> str:
 def _verdict(report: Report) -> str:
     """The verdict; that nothing was compared with a truth, or much left out, is not to be missed beside PROVED."""
     alone = report.verdict == "proved" and NO_REFERENCE in report.notes
-    cut = f" with a budget of {report.budget or 0:g} s, which left out {report.left_out}," * bool(report.left_out)
+    cut = f" with a budget of {report.budget or 0:g} s, which left out {report.left_out}" * bool(report.left_out)
     return VERDICTS[report.verdict] + " without a reference" * alone + cut
 
 

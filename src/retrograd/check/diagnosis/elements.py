@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+_CHANCE = 0.01  # that some place of an axis has no wrong element, from which on it says nothing
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)
 _RELATIONS: tuple[tuple[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], ...] = (
     ("=", torch.eq),
@@ -27,19 +29,34 @@ def describe(wrong: torch.Tensor, names: Sequence[str]) -> str:
     count, total = int(wrong.sum()), wrong.numel()
     if not count or count == total or not wrong.ndim:
         return "every element" if count else ""
-    rules, box = [], torch.ones_like(wrong)
-    for axis, name in enumerate(names):
-        others = [a for a in range(wrong.ndim) if a != axis]
-        line = wrong.any(others) if others else wrong
-        box &= line.view([-1 if a == axis else 1 for a in range(wrong.ndim)])
-        if not bool(line.all()):
-            rules.append(_of_a_line(line.tolist(), name))
-    if int(box.sum()) == count:
-        return ", ".join(rules)
+    lines = [_along(wrong, axis) for axis in range(wrong.ndim)]
+    partial = {axis: line for axis, line in enumerate(lines) if not bool(line.all())}
+    rules = {axis: _of_a_line(line.flatten().tolist(), names[axis]) for axis, line in partial.items()}
+    if int(_box(wrong, partial.values()).sum()) == count:
+        return ", ".join(rules.values())
     if relation := _relation(wrong, names):
         return relation
-    there = f" where {', '.join(rules)}" if rules else ""
-    return f"{count} of {int(box.sum())} elements{there}"
+    told = {axis: rule for axis, rule in rules.items() if not _by_chance(wrong, lines[axis], rule)}
+    there = f" where {', '.join(told.values())}" if told else ""
+    return f"{count} of {int(_box(wrong, [lines[axis] for axis in told]).sum())} elements{there}"
+
+
+def _along(wrong: torch.Tensor, axis: int) -> torch.Tensor:
+    """Which places of an axis have a wrong element, as a tensor that is broadcast along the others."""
+    others = [a for a in range(wrong.ndim) if a != axis]
+    return wrong.any(others, keepdim=True) if others else wrong
+
+
+def _box(wrong: torch.Tensor, lines: Iterable[torch.Tensor]) -> torch.Tensor:
+    return functools.reduce(torch.logical_and, lines, torch.ones_like(wrong))
+
+
+def _by_chance(wrong: torch.Tensor, line: torch.Tensor, rule: str) -> bool:
+    """Whether elements that are wrong here and there leave out such places of an axis: a rule without a pattern."""
+    places = line.numel()
+    each, hit = wrong.numel() // places, int(line.sum())
+    share = int(wrong.sum()) / (hit * each)
+    return (" != " in rule or " of " in rule) and places * (1 - share) ** each > _CHANCE
 
 
 def _of_a_line(line: list[bool], name: str) -> str:

@@ -32,6 +32,7 @@ from retrograd.check.tensor_comparison import compare
 _MOST_OPERATORS = 60  # of a reference that are looked at; each costs a run of it
 _MOST_PARTS = 64  # of an axis of grad_out, likewise
 _MOST_OF_DEAR = 8  # of either where a run takes long: a loop's first operators are what stands before it
+_FEW = 8  # elements, in fewer of which a factor that was fitted shows nothing
 _MOST_TIMES = 4  # that a part of a sum may count to be believed
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -64,9 +65,11 @@ class Evidence:
         tensor = suspect.tensor
         if tensor is None:
             return False
-        # Lost memory may hold anything, and NaN equals NaN: what is finite and not 0 has to speak.
-        says = int((tensor.isfinite() & (tensor != 0)).sum())
-        if tensor.shape != self.got.shape or (2 * says < tensor.numel() and bool((tensor != 0).any())):
+        # Lost memory may hold anything, and NaN equals NaN: what is finite and not 0 has to speak; of a gradient that
+        # is 0 in most places, as relu's is in half of them, at the others, if these are not too few to fit by chance.
+        says, asked = (int((t.isfinite() & (t != 0)).sum()) for t in (tensor, self.want))
+        asked = asked if says >= _FEW else tensor.numel()
+        if tensor.shape != self.got.shape or (2 * says < asked and bool((tensor != 0).any())):
             return False
         tol = tolerance.mistake_tolerance(self.truth.tol[self.name], self.want, tensor, self.case.dtype)
         return not compare(self.got, tensor, tol).wrong
