@@ -4,7 +4,8 @@ Set by us: PYTHONHASHSEED for the processes of `retrograd flake`, unless the use
 XLA_SAVE_TENSORS_FMT (torch_xla's: where it saves the graph of each step, and as what) during cuts that
 `retrograd.graph.watch` looks at, unless the user has; PYTHONPYCACHEPREFIX and PYTHONDONTWRITEBYTECODE for commands and
 their processes where torch has no bytecode; RETROGRAD_AT_START, RETROGRAD_AT_START_OPTIONS and PYTHONPATH for the
-program of `retrograd fsdp check` and the tests of `retrograd mutate`, which sets CUDA_VISIBLE_DEVICES for itself.
+program of `retrograd fsdp check` and the tests of `retrograd mutate`, which sets CUDA_VISIBLE_DEVICES for itself, and
+while a program of `retrograd run-kernel` runs.
 """
 
 from __future__ import annotations
@@ -199,6 +200,20 @@ def request_at_start(module: str, options: str) -> dict[str, str]:
         "RETROGRAD_AT_START_OPTIONS": options,
         "PYTHONPATH": os.pathsep.join(path),
     }
+
+
+@contextmanager
+def requested_at_start(module: str, options: str) -> Generator[None]:
+    """Inside, each Python process that this one starts, and those that these start, call `begin(options)` first."""
+    changes = request_at_start(module, options)
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 def variables(names: Iterable[str], prefixes: Iterable[str] = ()) -> dict[str, str]:

@@ -95,3 +95,57 @@ def test_the_interpreter_is_refused(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(UsageError, match="unset it"):
         run_kernels(["-c", "print(1)"])
+
+
+STARTED = """
+import concurrent.futures, multiprocessing, subprocess, sys, torch, triton, triton.language as tl
+@triton.jit
+def sum_kernel(x_ptr, out_ptr, RACES: tl.constexpr):
+    x = tl.load(x_ptr + tl.program_id(0))
+    if RACES:
+        tl.store(out_ptr, tl.load(out_ptr) + x)
+    else:
+        tl.atomic_add(out_ptr, x)
+def summed(races):
+    out = torch.zeros(1, device="cuda")
+    sum_kernel[(4,)](torch.ones(4, device="cuda"), out, RACES=races)
+    assert torch.cuda.is_available()
+def killed():
+    summed(False)
+    import os
+    os._exit(0)
+if __name__ == "__main__":
+    races, how = sys.argv[1] == "races", sys.argv[2]
+    if how == "itself":
+        summed(races)
+    elif how == "subprocess":
+        subprocess.run([sys.executable, __file__, sys.argv[1], "itself"], check=True)
+    elif how == "pool":
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            pool.submit(summed, races).result()
+    else:
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=killed if how == "killed" else summed, args=[races] * (how != "killed"))
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "races", "code"),
+    [("subprocess", "races", 1), ("pool", "races", 1), ("fork", "races", 1), ("pool", "adds", 0)],
+)
+def test_processes_that_a_program_starts_are_in_its_report(tmp_path, how, races, code):
+    (tmp_path / "starts.py").write_text(STARTED)
+    done = run_kernel(tmp_path / "starts.py", races, how)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("race in kernel sum_kernel" in done.stdout and "starts.py:7: tl.store" in done.stdout) == (code == 1)
+    assert "1 launch of sum_kernel" in done.stdout
+    assert "note: of the program and of 1 process that it started" in done.stdout
+
+
+def test_a_process_that_leaves_no_report_proves_nothing(tmp_path):
+    (tmp_path / "starts.py").write_text(STARTED)
+    done = run_kernel(tmp_path / "starts.py", "adds", "killed")
+    assert done.returncode == 3
+    assert "was killed, and left no report of its launches" in done.stdout

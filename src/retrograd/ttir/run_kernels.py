@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from retrograd import config
 from retrograd.core import run_program
@@ -16,7 +16,10 @@ from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.launch import cpu_triton
 from retrograd.ttir.schema import ExecutedKernel, KernelFinding, KernelRun
 from retrograd.ttir.session import Session
+from retrograd.ttir.started_processes import hearing_processes
 
+_NOTHING = "no Triton kernel was launched"
+_APART = " but inside of cpu_triton or verify, which the program calls itself"
 _USAGE = "`retrograd run-kernel [options] -- script.py ...`"
 
 
@@ -38,9 +41,15 @@ def run_kernels(
         raise UsageError("TRITON_INTERPRET is set, so that Triton interprets kernels itself; unset it")
     refusals: list[str] = []
     multiprocessors = multiprocessors or target_named(gpu).num_sms
-    with cpu_triton(seed, multiprocessors, orders, gpu=gpu) as session:
-        code = run_program.run(command, _going_on(refusals))
-    return replace(record_of(session, " ".join(program), multiprocessors, code, refusals), gpu=gpu)
+    options: dict[str, Any] = dict(seed=seed, multiprocessors=multiprocessors, orders=orders, gpu=gpu)
+    with cpu_triton(**options) as session:
+
+        def record(code: int = 0) -> KernelRun:
+            return replace(record_of(session, " ".join(program), multiprocessors, code, refusals), gpu=gpu)
+
+        with hearing_processes(options, session, record) as started:
+            code = run_program.run(command, _going_on(refusals))
+        return joined(record(code), started)
 
 
 @contextmanager
@@ -52,6 +61,37 @@ def _going_on(refusals: list[str]) -> Iterator[None]:
         pass  # noted as a fault
     except UndecidedError as error:
         refusals.append(str(error))
+
+
+def joined(own: KernelRun, started: Sequence[KernelRun]) -> KernelRun:
+    """The record of a program with those of the processes that it started, in which the same is told once."""
+    if not started:
+        return own
+    records = (own, *started)
+    kernels, findings = dict[str, ExecutedKernel](), dict[str, KernelFinding]()
+    for each in (kernel for record in records for kernel in record.kernels):
+        known = kernels.get(each.name, replace(each, launches=0))
+        kernels[each.name] = ExecutedKernel(
+            each.name, known.launches + each.launches, max(known.programs, each.programs),
+            known.in_turns or each.in_turns,
+        )  # fmt: skip
+    for each in (finding for record in records for finding in record.findings):
+        findings.setdefault(each.text, each)
+    undecided = tuple(dict.fromkeys(why for record in records for why in record.undecided if not why.startswith(_NOTHING)))
+    notes = dict.fromkeys(note for record in records for note in record.notes)
+    told = f"of the program and of {len(started)} process{'es' * (len(started) > 1)} that it started"
+    return replace(
+        own,
+        verdict=_verdict(findings.values(), undecided),
+        kernels=tuple(kernels.values()),
+        findings=tuple(sorted(findings.values(), key=lambda finding: finding.mild)),
+        undecided=undecided,
+        notes=(*notes, told),
+    )
+
+
+def _verdict(findings: Iterable[KernelFinding], undecided: Sequence[str]) -> Literal["clean", "finding", "undecided"]:
+    return "finding" if any(not f.mild for f in findings) else "undecided" if undecided else "clean"
 
 
 def record_of(
@@ -70,12 +110,10 @@ def record_of(
     if code:
         undecided += (f"the program failed with exit code {code}",)
     elif not undecided and not executed:
-        apart = " but inside of cpu_triton or verify, which the program calls itself" if session.elsewhere else ""
-        undecided = (f"no Triton kernel was launched{apart}",)
-    verdict = "finding" if any(not f.mild for f in findings) else "undecided" if undecided else "clean"
+        undecided = (_NOTHING + _APART * bool(session.elsewhere),)
     return KernelRun(
         target,
-        verdict,
+        _verdict(findings, undecided),
         session.seed,
         multiprocessors,
         executed,

@@ -95,6 +95,7 @@ class Session:
         trials: whether what an autotuner times is executed, to see what it leaves behind, or only compiled.
         configurations: of autotuned kernels by name, those that pruning leaves, at most.
         lock: held by the thread whose launch is executed.
+        begins: called before each launch.
         chosen: of these kernels, the configuration that the latest launch ran with.
     """
 
@@ -115,6 +116,7 @@ class Session:
         self.trials = True
         self._orders, self._limit = orders, limit
         self.printed = printed or (lambda line: sys.stdout.write(line + "\n"))
+        self.begins: Callable[[], Any] = lambda: None
         self._library = library_folder()
         self._last: Memory | None = None
         self._configuration, self._tuned_kernel = configuration, tuned_kernel
@@ -149,6 +151,7 @@ class Session:
         """
         if not grid[0] * grid[1] * grid[2] or self._compiling:
             return
+        self.begins()
         if "products" not in launched.kept:
             launched.kept["products"] = "tt.dot" in launched.text
         calm = one_thread() if launched.kept["products"] else nullcontext()
