@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -35,6 +37,26 @@ def bucket_orders(model: Any, *, ask: bool = True) -> BucketOrders:
 
 def _logged(ddp: type, model: Any) -> dict[str, Any]:
     return ddp._get_ddp_logging_data(model)
+
+
+@contextmanager
+def around_rebuilding(context: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Have DDP make its buckets anew in a context of its own: C++ writes their order to memory by its address."""
+    reducer = getattr(torch.distributed, "Reducer", None)
+    stock: Any = getattr(reducer, "_rebuild_buckets", None)
+    if reducer is None or stock is None:
+        yield
+        return
+
+    def rebuild(self: Any) -> Any:
+        with context():
+            return stock(self)
+
+    reducer._rebuild_buckets = rebuild
+    try:
+        yield
+    finally:
+        reducer._rebuild_buckets = stock
 
 
 def has_comm_hook(model: Any) -> bool:

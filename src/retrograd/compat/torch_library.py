@@ -16,17 +16,19 @@ import torch
 
 from retrograd.compat.registry import in_fresh_thread, part, works
 
-_CUDA = "/CUDA"
+_CUDA, _CPU, _EVERYWHERE = "/CUDA", "/CPU", "/CompositeExplicitAutograd"
 _NAMESPACES = ("_native", "_inductor_test", "fsdp", "symm_mem")  # of torch, where it registers such kernels
 _replacements: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 def cuda_kernel(operator: Any) -> Callable[..., Any] | None:
-    """The kernel of an overload that somebody has registered for CUDA in Python; None if nobody has."""
+    """The kernel in Python that an overload has on CUDA and not on the CPU; None if there is none."""
     registered, key = getattr(torch.library, "_impls", ()), _key(operator)
-    if key not in registered or _is_torchs(key, registered) or not works(REGISTERED):
+    if not (key in registered or _by_default(key, registered)) or _is_torchs(key, registered) or not works(REGISTERED):
         return None
-    return lambda *args, **kwargs: operator._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+    keys = torch._C.DispatchKey
+    place = keys.CUDA if key in registered else keys.CompositeExplicitAutograd
+    return lambda *args, **kwargs: operator._op_dk(place, *args, **kwargs)
 
 
 def any_cuda_kernel() -> bool:
@@ -38,7 +40,8 @@ def any_cuda_kernel() -> bool:
 @lru_cache(maxsize=1)
 def _any_of(count: int) -> bool:
     registered = getattr(torch.library, "_impls", ())
-    return any(key.endswith(_CUDA) and not _is_torchs(key, registered) for key in registered) and works(REGISTERED)
+    theirs = (key.replace(_CPU, _CUDA) for key in registered if key.endswith(_CUDA) or _by_default(key, registered))
+    return any(not _is_torchs(key, registered) for key in theirs) and works(REGISTERED)
 
 
 @cache  # it is asked for at each operator
@@ -79,6 +82,12 @@ def parameters_of(function: Any) -> list[inspect.Parameter]:
     ]
 
 
+def _by_default(key: str, registered: Iterable[str]) -> bool:
+    """Whether an operator has a kernel for every device, and on the CPU another one."""
+    name, _, _ = key.rpartition("/")
+    return not name.startswith("aten/") and f"{name}{_CPU}" in registered and f"{name}{_EVERYWHERE}" in registered
+
+
 def _is_torchs(key: str, registered: Iterable[str]) -> bool:
     """Whether a kernel for CUDA is torch's own: those of its namespaces, and of aten what those of _native begin with.
 
@@ -99,11 +108,15 @@ def _is_torchs(key: str, registered: Iterable[str]) -> bool:
 def REGISTERED() -> str:
     library = torch.library.Library("retrograd_registered", "DEF")
     try:
-        library.define("twice(Tensor x) -> Tensor")
-        library.impl("twice", lambda x: 2 * x, "CUDA")
-        twice = torch.ops.retrograd_registered.twice.default
-        listed = _key(twice) in torch.library._impls
-        result = twice._op_dk(torch._C.DispatchKey.CUDA, torch.ones(1, device="cpu"))
+        results, keys = list[float](), torch._C.DispatchKey
+        for name, key in (("twice", "CUDA"), ("doubled", "CompositeExplicitAutograd")):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, lambda x: 2 * x, key)
+            library.impl(name, lambda x: 3 * x, "CPU")
+            operator = getattr(torch.ops.retrograd_registered, name).default
+            results.append(operator._op_dk(getattr(keys, key), torch.ones(1, device="cpu")).item())
+        listed = {f"retrograd_registered/twice{_CUDA}", f"retrograd_registered/doubled{_EVERYWHERE}"}
+        listed = listed <= set(torch.library._impls)
     finally:
         library._destroy()
-    return "" if listed and result.item() == 2.0 else "kernels for CUDA are kept or called otherwise"
+    return "" if listed and results == [2.0, 2.0] else "kernels for CUDA are kept or called otherwise"

@@ -10,6 +10,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.compat.registry import works
+from retrograd.compat.torch_ddp import around_rebuilding
 from retrograd.compat.torch_inductor import untimed
 from retrograd.compat.triton_autotuning import TUNING
 from retrograd.compat.triton_compile import GpuDescription
@@ -18,6 +19,7 @@ from retrograd.compat.triton_ttir import executing
 from retrograd.errors import InterpreterError, MissingExtraError
 from retrograd.runtime.gpu_targets import target_named
 from retrograd.runtime.triton import fake_gpu
+from retrograd.runtime.triton.fake_cuda_module import launched_once
 from retrograd.runtime.triton.fake_threads import hearing_threads
 from retrograd.runtime.triton.planned_gpu import planning
 from retrograd.ttir.kept_texts import kept_text
@@ -89,6 +91,8 @@ def cpu_triton(
         raise MissingExtraError("triton", "triton", "executing Triton kernels")
     if config.interpreting():
         raise InterpreterError("TRITON_INTERPRET=1 has kernels in Triton's interpreter; unset it to have them executed")
+    import triton.testing
+
     session = Session(seed, orders, limit, configuration=configuration, tuned_kernel=tuned_kernel)
 
     def tuning(launch: KernelLaunch, proceed: Proceed) -> Any:
@@ -107,11 +111,14 @@ def cpu_triton(
         if pretend:
             # Where memory is followed, what registered kernels do is followed as well.
             stack.enter_context(pretended(told, leaves=undefined.leaves, registered=not follow_undefined))
+            timers = {name: launched_once(vars(triton.testing)[name]) for name in ("do_bench", "do_bench_cudagraph")}
+            stack.enter_context(fake_gpu.replaced(triton.testing, timers))
         stack.enter_context(planning(told))
         if follow_undefined:
             stack.enter_context(hearing_threads(undefined))
             session.undefined, session.alone = stack.enter_context(undefined).of, undefined.paused
             session.apart = undefined.elsewhere
+            stack.enter_context(around_rebuilding(undefined.paused))
         stack.callback(session.close)
         yield session
 

@@ -77,7 +77,9 @@ def joined(own: KernelRun, started: Sequence[KernelRun]) -> KernelRun:
         )  # fmt: skip
     for each in (finding for record in records for finding in record.findings):
         findings.setdefault(each.text, each)
-    undecided = tuple(dict.fromkeys(why for record in records for why in record.undecided if not why.startswith(_NOTHING)))
+    undecided = tuple(
+        dict.fromkeys(why for record in records for why in record.undecided if not why.startswith(_NOTHING))
+    )
     notes = dict.fromkeys(note for record in records for note in record.notes)
     told = f"of the program and of {len(started)} process{'es' * (len(started) > 1)} that it started"
     return replace(

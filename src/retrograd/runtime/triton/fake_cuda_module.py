@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import sys
 from collections import defaultdict
@@ -23,6 +24,9 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.co
            torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)  # fmt: skip
 _MARKS = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated")
+
+
+STREAMS: list[Any] = []  # that are entered, the innermost last
 
 
 class _Device(contextlib.nullcontext):
@@ -67,14 +71,48 @@ def timings() -> int:
     return _Event.asked
 
 
+def launched_once(stock: Any) -> Any:
+    """A function of triton.testing that times another one, which nobody here knows the time of: 1 ms.
+
+    Triton's launches it eight times and clears a cache of 256 MB between them.
+    """
+
+    @functools.wraps(stock)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        told = inspect.signature(stock).bind(*args, **kwargs)
+        told.apply_defaults()
+        told.arguments["fn"]()
+        _Event.asked += 1
+        quantiles, mode = told.arguments.get("quantiles"), told.arguments.get("return_mode")
+        times = [1.0] * len(quantiles or "1")
+        return times if len(times) > 1 or (mode == "all" and quantiles is None) else times[0]
+
+    return timed
+
+
 class _Stream(contextlib.nullcontext):
-    """torch.cuda.Stream, and the context torch.cuda.stream: there is one order of work alone."""
+    """torch.cuda.Stream: there is one order of work alone, and programs may compare streams by their numbers."""
 
-    cuda_stream = stream_id = device_index = priority = 0
-    device = _DEVICE
+    device_index, device = 0, _DEVICE
+    _numbers = itertools.count(1)
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         super().__init__(self)
+        self.cuda_stream = self.stream_id = next(_Stream._numbers)
+        self.priority = priority
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and self.stream_id == other.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+    def __enter__(self) -> Any:
+        STREAMS.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        STREAMS.pop()
 
     def wait_stream(self, stream: Any) -> None: ...
 
@@ -89,6 +127,22 @@ class _Stream(contextlib.nullcontext):
 
     def query(self) -> bool:
         return True
+
+
+def _default_stream(device: Any = None) -> _Stream:
+    stream = _Stream()
+    stream.cuda_stream = stream.stream_id = 0
+    return stream
+
+
+def _current_stream(device: Any = None) -> _Stream:
+    return STREAMS[-1] if STREAMS else _default_stream()
+
+
+def _set_stream(stream: Any) -> None:
+    """For the rest of what is entered."""
+    if stream is not None:
+        STREAMS[-1:] = [stream]
 
 
 class _DefaultGenerator(torch.Generator):
@@ -169,8 +223,12 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         "get_device_name": lambda device=None: target.name,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
-        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
-        **dict.fromkeys(("Stream", "stream", "ExternalStream"), _Stream),
+        "current_stream": _current_stream,
+        "default_stream": _default_stream,
+        "Stream": _Stream,
+        "ExternalStream": lambda pointer, device=None, **_: _Stream(),
+        "stream": lambda stream: contextlib.nullcontext() if stream is None else stream,
+        "set_stream": _set_stream,
         "Event": _Event,
         **dict.fromkeys(("device", "device_of", "_DeviceGuard"), _Device),  # the last: Inductor, FlagGems
         "empty_cache": lambda: None,
@@ -212,7 +270,7 @@ def _graphs() -> dict[str, Any]:
 def _numbers() -> dict[str, Any]:
     """What a monitor would show of a GPU that does nothing, and what is to be set without effect."""
     idle = ("utilization", "temperature", "clock_rate", "power_draw", "memory_usage", "device_memory_used")
-    ignored = ("set_stream", "set_per_process_memory_fraction", "set_sync_debug_mode", "_sleep", "_lazy_init")
+    ignored = ("set_per_process_memory_fraction", "set_sync_debug_mode", "_sleep", "_lazy_init")
     return {
         "is_initialized": lambda: True,
         "can_device_access_peer": lambda device, peer: False,
@@ -243,8 +301,9 @@ def accelerator_answers(target: GpuDescription) -> dict[str, Any]:
         "get_memory_info": cuda["mem_get_info"],
         "memory_stats": cuda["memory_stats"],
         **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
-        **dict.fromkeys(("set_device_index", "set_device_idx", "set_stream"), lambda _: None),
-        "current_stream": lambda device=None: _Stream(),
+        **dict.fromkeys(("set_device_index", "set_device_idx"), lambda _: None),
+        "set_stream": _set_stream,
+        "current_stream": _current_stream,
         "synchronize": lambda device=None: None,
         **dict.fromkeys(("empty_cache", "empty_host_cache"), lambda: None),
         **dict.fromkeys(_AMOUNTS, lambda device=None: 0),
@@ -263,6 +322,28 @@ def group_answers() -> dict[str, Any]:
     """By the names of torch.distributed: gloo joins processes whose tensors are on the CPU, where NCCL is asked to."""
     named = ("init_process_group", "new_group")
     return {name: _by_gloo(getattr(torch.distributed, name)) for name in named if hasattr(torch.distributed, name)}
+
+
+def replica_answers() -> dict[str, Any]:
+    """By the names of DistributedDataParallel, which takes no numbers of devices for a module on the CPU."""
+    stock: Any = torch.nn.parallel.DistributedDataParallel.__init__
+
+    @functools.wraps(stock)
+    def made(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **more: Any):
+        stock(self, module, None, None, *args, **more)
+
+    return {"__init__": made}
+
+
+def profiler_answers() -> dict[str, Any]:
+    """By the names of torch.autograd.profiler.profile: each operator would warn that there is no event of CUDA."""
+    stock: Any = torch.autograd.profiler.profile.__init__
+
+    @functools.wraps(stock)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **{k: v for k, v in kwargs.items() if k not in ("use_cuda", "use_device")})
+
+    return {"__init__": made}
 
 
 def _by_gloo(stock: Any) -> Any:

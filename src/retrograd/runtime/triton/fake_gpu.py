@@ -25,8 +25,9 @@ from retrograd.compat.torch_dispatch import eagerly, is_functorch_wrapped
 from retrograd.compat.torch_inductor import interface_of
 from retrograd.compat.torch_library import replace_custom_functions
 from retrograd.compat.triton_compile import GpuDescription
+from retrograd.runtime.triton import fake_cuda_module as fake
 from retrograd.runtime.triton.cuda_alone import CUDA_ALONE
-from retrograd.runtime.triton.fake_cuda_module import accelerator_answers, built_answers, cuda_answers, group_answers
+from retrograd.runtime.triton.fake_files import file_answers
 from retrograd.runtime.triton.fake_places import FIRST, is_cpu, is_cuda, place, plain
 from retrograd.runtime.triton.fake_threads import hearing_threads
 from retrograd.runtime.triton.registered_kernels import registered_kernels
@@ -48,6 +49,8 @@ _FRESH = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.em
                     torch.Tensor.new_empty_strided})  # fmt: skip
 _LEAVING = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.__repr__})
 _PASSING = ("torch.utils._device", "torch.overrides")
+# Of torch, what asks for a device as anybody does.
+_AS_ANYBODY = ("torch.optim.", "torch.autograd.graph")
 # Functions that make a tensor on the default device where they are told of none.
 _MAKERS = frozenset(
     getattr(torch, name)
@@ -72,6 +75,7 @@ class _Here(threading.local):
     """What holds for one thread: while the mode answers there, torch asks it nothing."""
 
     answering = False
+    reading = False  # a file that says of each tensor where it was, which is the CPU
 
 
 class _OnCpu(TorchFunctionMode):
@@ -91,6 +95,7 @@ class _OnCpu(TorchFunctionMode):
         self._by_type = by_type
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
         self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
+        self._pinned = WeakIdKeyDictionary()  # of those
         self._stored = WeakIdKeyDictionary()  # storages that were put on the GPU, of which torch.load makes tensors
         self.default: torch.device | None = None  # that was chosen for tensors that are told of none
         self._here = _Here()
@@ -115,7 +120,8 @@ class _OnCpu(TorchFunctionMode):
             device = func(*args, **(kwargs or {}))
             if func == _ASKS_DEVICE and device.type == "cpu" and args[0] not in self._on_cpu:
                 asking, told = sys._getframe(1), (*self._knowing, "torch.")
-                if (self._devices or "type" in asking.f_code.co_names) and not _asker(asking).startswith(told):
+                asker = _asker(asking) if self._devices or "type" in asking.f_code.co_names else "torch."
+                if not asker.startswith(told) or (self._devices and asker.startswith(_AS_ANYBODY)):
                     return FIRST if self._devices else self._by_type() or device
             return device  # or whatever else is asked for, a shape mostly: a third of all calls
         before = self._here.answering
@@ -130,7 +136,9 @@ class _OnCpu(TorchFunctionMode):
         if self._devices and func is torch.Tensor.get_device:
             return -1 if args[0] in self._on_cpu else 0
         if func is torch.Tensor.pin_memory:
-            return args[0]
+            return self._kept(args[0], args[0], pinned=True)
+        if func is torch.Tensor.is_pinned:
+            return args[0] in self._pinned
         if func in _LEAVING:
             self._leaves(args[0], func.__name__)
         self._here.answering = True
@@ -151,11 +159,14 @@ class _OnCpu(TorchFunctionMode):
         if func in (torch.Tensor.to, torch.Tensor.type) and len(args) > 1:
             args = (args[0], plain(args[1]), *args[2:])
         if "pin_memory" in kwargs:
+            pinned = kwargs["pin_memory"]
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+            if pinned and self._devices:
+                return self._kept(None, func(*args, **kwargs), pinned=True)
         if self.default is not None and func in _MAKERS and kwargs.get("device") is None:
             kwargs = kwargs | {"device": self.default}
         places = [value for value in (*args, *kwargs.values()) if isinstance(value, _NAMES_PLACE)]
-        if self._devices and (func is torch.Tensor.cpu or any(map(is_cpu, places))):
+        if self._devices and not self._here.reading and (func is torch.Tensor.cpu or any(map(is_cpu, places))):
             return self._kept(args[0] if args else None, func(*args, **kwargs))
         if args[1:] and type(args[1]) is torch.UntypedStorage and args[1] in self._stored:
             return self._moved(None, func(*args, **kwargs))
@@ -166,6 +177,15 @@ class _OnCpu(TorchFunctionMode):
         keywords = {name: place(value) if name == "device" else value for name, value in kwargs.items()}
         result = func(*map(place, args), **keywords)
         return self._moved(args[0] if args else None, result) if isinstance(result, torch.Tensor) else result
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Inside, the CPU is a place that nobody has asked for."""
+        before, self._here.reading = self._here.reading, True
+        try:
+            yield
+        finally:
+            self._here.reading = before
 
     def placed_storage(self, storage: Any) -> Any:
         """A storage as if it had been moved to the GPU."""
@@ -180,13 +200,15 @@ class _OnCpu(TorchFunctionMode):
         self._on_cpu.pop(result, None)
         return result
 
-    def _kept(self, source: Any, result: Any) -> Any:
-        """What was asked for on the CPU by name; from a GPU it is a copy."""
+    def _kept(self, source: Any, result: Any, pinned: bool = False) -> Any:
+        """What was asked for on the CPU by name; from a GPU it is a copy. What is pinned is there, too."""
         if not isinstance(result, torch.Tensor):
             return result
-        if result is source and source not in self._on_cpu:
+        if result is source and source not in self._on_cpu and not pinned:
             result = source.clone()
         self._on_cpu[result] = True
+        if pinned:
+            self._pinned[result] = True
         return result
 
 
@@ -276,18 +298,13 @@ def gpu(
         with mode.again():
             return stock_apply(self, *grads)
 
-    stock_to, stock_restored = torch.nn.Module.to, torch.serialization.default_restore_location
+    stock_to = torch.nn.Module.to
 
-    stock_distributed: Any = torch.nn.parallel.DistributedDataParallel.__init__
+    stock_hooks: Any = torch.autograd.graph.saved_tensors_hooks.__init__
 
-    @functools.wraps(stock_distributed)
-    def distributed(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **more: Any):
-        """Of DistributedDataParallel, which takes no numbers of devices for a module on the CPU."""
-        stock_distributed(self, module, None, None, *args, **more)
-
-    def restored(storage: Any, location: Any) -> Any:
-        """A storage of a file; where there is no GPU, torch has none for a place on one."""
-        return mode.placed_storage(storage) if is_cuda(location) else stock_restored(storage, location)
+    def hooks(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        """Of what autograd saves, which torch calls below every mode."""
+        stock_hooks(self, _hearing(pack_hook), _hearing(unpack_hook))
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Of a module: where there is no GPU, torch has none of this number."""
@@ -298,34 +315,36 @@ def gpu(
                      set_default_device=set_default_device, compile=compile,
                      **{name: _on_both(getattr(torch, name)) for name in _AUTOCAST})  # fmt: skip
     with stack:
-        stack.enter_context(interface_of(answers := cuda_answers(target)))
+        stack.enter_context(interface_of(answers := fake.cuda_answers(target)))
         # Its class stays what it is, by which Dynamo knows it.
         entered = dict(__enter__=lambda index: None, __exit__=lambda index, *error: None)
         for owner, names in (
-            (torch.cuda, answers), (torch.accelerator, accelerator_answers(target)), (torch, pretended),
+            (torch.cuda, answers), (torch.accelerator, fake.accelerator_answers(target)), (torch, pretended),
             (torch.accelerator.device_index, entered), (torch.random, dict(fork_rng=fork_rng)),
-            (torch.nn.Module, dict(to=to)), (torch.distributed, group_answers()),
+            (torch.nn.Module, dict(to=to)), (torch.distributed, fake.group_answers()),
             (torch.library.Library, dict(impl=_registering(torch.library.Library.impl))),
-            (torch.nn.parallel.DistributedDataParallel, dict(__init__=distributed)),
-            (torch.serialization, dict(default_restore_location=restored)),
+            (torch.nn.parallel.DistributedDataParallel, fake.replica_answers()),
+            (torch.autograd.profiler.profile, fake.profiler_answers()),
+            *file_answers(mode.placed_storage, mode.reading),
+            (torch.autograd.graph.saved_tensors_hooks, dict(__init__=hooks)),
         ):  # fmt: skip
-            stack.enter_context(_replaced(owner, names))
+            stack.enter_context(replaced(owner, names))
         moved = dict(cuda=lambda storage, *_, **__: mode.placed_storage(storage))
-        stack.enter_context(_replaced(torch.UntypedStorage, moved, new=True))
-        stack.enter_context(_replaced(torch.cpu, {"device": answers["device"]}, new=True))  # which fla 0.4 believes in
+        stack.enter_context(replaced(torch.UntypedStorage, moved, new=True))
+        stack.enter_context(replaced(torch.cpu, {"device": answers["device"]}, new=True))  # which fla 0.4 believes in
         # A method that refuses another stream than torch's before any mode is asked.
-        stack.enter_context(_replaced(torch.Tensor, dict(record_stream=lambda tensor, stream: None), new=True))
+        stack.enter_context(replaced(torch.Tensor, dict(record_stream=lambda tensor, stream: None), new=True))
         if getattr(torch.version, target.backend) is None:
-            stack.enter_context(_replaced(torch.version, {target.backend: _VERSIONS[target.backend]}))
-        stack.enter_context(_replaced(torch.backends.cuda, built_answers()))
-        stack.enter_context(_replaced(function, dict(apply=apply_backward)))
+            stack.enter_context(replaced(torch.version, {target.backend: _VERSIONS[target.backend]}))
+        stack.enter_context(replaced(torch.backends.cuda, fake.built_answers()))
+        stack.enter_context(replaced(function, dict(apply=apply_backward)))
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
-        everywhere = around_backwards(mode.again), hearing_threads(mode)
-        for context in (pretended_shortcuts(), eagerly(), *everywhere, mode):
+        for context in (pretended_shortcuts(), eagerly(), around_backwards(mode.again), hearing_threads(mode), mode):
             stack.enter_context(context)
         if registered:
             stack.enter_context(registered_kernels())
         replace_custom_functions(_hearing)
+        stack.callback(fake.STREAMS.__setitem__, slice(None), list(fake.STREAMS))
         _AGAIN.append(mode.again)
         stack.callback(_AGAIN.remove, mode.again)
         yield
@@ -366,7 +385,7 @@ def _hearing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _replaced(owner: ModuleType | type, names: Mapping[str, Any], *, new: bool = False) -> Iterator[None]:
+def replaced(owner: ModuleType | type, names: Mapping[str, Any], *, new: bool = False) -> Iterator[None]:
     """Other values under these names of a module or class; a name that it has not is left out, unless it is `new`."""
     stock = {name: vars(owner)[name] for name in names if name in vars(owner)}
     for name in names if new else stock:
