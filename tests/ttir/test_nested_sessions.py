@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import retrograd as rg
-from retrograd.ttir.run_kernels import record_of
+from retrograd.ttir.run_records import record_of
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

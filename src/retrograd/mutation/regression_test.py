@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
+from retrograd.check.asserts import assert_backward
 from retrograd.check.cpu_kernels import executed
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.reference import NotApplicable, OpRaised
@@ -71,9 +72,10 @@ def _launches(runner: OpRunner, case: Case) -> bool:
 
 
 def _passes(text: str, spec: OpSpec) -> bool:
-    import retrograd
+    from retrograd.ttir.launch import cpu_triton
 
-    scope = {"torch": torch, "fn": spec.fn, "reference": spec.reference, "rg": retrograd}
+    scope = {"torch": torch, "fn": spec.fn, "reference": spec.reference}
+    scope["rg"] = SimpleNamespace(assert_backward=assert_backward, cpu_triton=cpu_triton)
     defined: dict[str, Any] = {}
     try:
         with executed("cpu", {}), torch.random.fork_rng([]):

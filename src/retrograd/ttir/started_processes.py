@@ -19,6 +19,7 @@ from typing import Any
 from retrograd import config
 from retrograd.core.import_hook import AfterImport
 from retrograd.errors import RetrogradError
+from retrograd.ttir.run_records import record_of
 from retrograd.ttir.schema import KernelRun
 
 _LAST = -100  # of the finalizers of multiprocessing
@@ -58,7 +59,6 @@ def begin(encoded: str) -> None:
 
 def _run(options: dict[str, Any]) -> None:
     from retrograd.ttir.launch import cpu_triton
-    from retrograd.ttir.run_kernels import record_of
 
     folder, refusals, hook = Path(options.pop("folder")), list[str](), sys.excepthook
     context = cpu_triton(**options)

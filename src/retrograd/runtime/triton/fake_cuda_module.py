@@ -329,10 +329,10 @@ def replica_answers() -> dict[str, Any]:
     stock: Any = torch.nn.parallel.DistributedDataParallel.__init__
 
     @functools.wraps(stock)
-    def made(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **more: Any):
+    def construct(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **more: Any):
         stock(self, module, None, None, *args, **more)
 
-    return {"__init__": made}
+    return {"__init__": construct}
 
 
 def profiler_answers() -> dict[str, Any]:
@@ -340,10 +340,10 @@ def profiler_answers() -> dict[str, Any]:
     stock: Any = torch.autograd.profiler.profile.__init__
 
     @functools.wraps(stock)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **{k: v for k, v in kwargs.items() if k not in ("use_cuda", "use_device")})
 
-    return {"__init__": made}
+    return {"__init__": construct}
 
 
 def _by_gloo(stock: Any) -> Any:
