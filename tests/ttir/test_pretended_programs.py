@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import warnings
 
@@ -44,6 +45,8 @@ def test_optimizers_take_the_weights_for_those_of_a_gpu(gpu, options):
 
 
 def test_a_plain_optimizer_counts_its_steps_on_the_cpu(gpu):
+    if 'device="cpu"' not in inspect.getsource(torch.optim.Adam):
+        pytest.skip("this torch names no place for steps, and what is made without one is on the GPU here")
     assert _places(_stepped())["step"] == "cpu"
 
 

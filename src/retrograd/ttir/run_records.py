@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from retrograd.ttir.faults import KernelFault
 from retrograd.ttir.schema import ExecutedKernel, KernelFinding, KernelRun
-from retrograd.ttir.session import Session
+
+if TYPE_CHECKING:
+    from retrograd.ttir.session import Session  # imports torch, before which a process that is started is prepared
 
 _NOTHING = "no Triton kernel was launched"
 _APART = " but inside of cpu_triton or verify, which the program calls itself"

@@ -54,7 +54,10 @@ def hearing_processes(options: dict[str, Any], session: Any, record: Recording) 
 
 def begin(encoded: str) -> None:
     """In a process that the program has started: run it with a GPU once it has torch. Called by `sitecustomize`."""
-    sys.meta_path.insert(0, AfterImport(("torch",), lambda name: _run(json.loads(encoded))))
+    if "torch" in sys.modules:  # by the user's own sitecustomize
+        _run(json.loads(encoded))
+    else:
+        sys.meta_path.insert(0, AfterImport(("torch",), lambda name: _run(json.loads(encoded))))
 
 
 def _run(options: dict[str, Any]) -> None:
