@@ -89,7 +89,7 @@ class Proposal:
 def propose(target: str) -> tuple[Proposal, Path]:
     """A spec for the op that a target names, and the folder from which its module is imported.
 
-    Shapes are those, the plainest first, with which the op and the reference beside it run and agree in shape.
+    Shapes are those of its own words, else the plainest, with which the op and the reference beside it run and agree.
 
     Raises:
         UsageError: there is no such file or name, or several ops and none is named.

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import _compile
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -133,7 +132,8 @@ def until_dynamo_is_loaded(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         if "torch._dynamo" not in sys.modules:
             return dispatch(*args, **kwargs)
         delattr(dispatch, KEPT_OUT)
-        return _compile._disable_dynamo(dispatch)(*args, **kwargs)
+        keep_out = getattr(getattr(torch, "_compile", None), "_disable_dynamo", lambda function: function)
+        return keep_out(dispatch)(*args, **kwargs)
 
     setattr(dispatch, KEPT_OUT, passing)
     return dispatch
