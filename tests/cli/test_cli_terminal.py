@@ -22,7 +22,8 @@ RETROGRAD = [sys.executable, "-m", "retrograd"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
 # Its backward waits in a later stage for longer than any test, once contract and mutation have passed.
 SLOW = """
-import time, torch, retrograd as rg
+import os, pathlib, time, torch, retrograd as rg
+pathlib.Path("child").write_text(str(os.getpid()))
 calls = 0
 
 def slow(x):
@@ -67,7 +68,8 @@ def test_the_version_is_said() -> None:
     assert re.fullmatch(r"retrograd \S+\n", CliRunner().invoke(main, ["--version"]).output)
 
 
-def test_an_interrupted_verification_reports_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_verification_reports_what_it_has_and_leaves_no_process(number: int, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     process = subprocess.Popen(
         [*RETROGRAD, "verify", "slow.py", "--level", "quick"],
@@ -77,9 +79,11 @@ def test_an_interrupted_verification_reports_what_it_has(tmp_path: Path) -> None
     for line in process.stderr:
         if line.startswith("contract: passed"):
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, error = process.communicate()
     assert process.returncode == 130, error
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "child").read_text()), 0)
     assert re.search(r"^pass +contract", out, re.MULTILINE)
     assert "interrupted; it and the stages after it were not run to their end" in out
     assert "CANNOT DECIDE" in out  # what was not run proves nothing
@@ -106,6 +110,18 @@ def test_an_interrupted_examination_reports_the_runs_that_there_are(tmp_path: Pa
     assert process.returncode == 130, error
     assert "interrupted: the other runs that were planned were not made" in out
     assert "0 of 2 seeds fail" in out
+
+
+def test_a_terminated_run_of_specs_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = subprocess.Popen([*RETROGRAD, "ci", "slow.py"], cwd=tmp_path, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    child = tmp_path / "child"
+    while process.poll() is None and (not child.exists() or child.read_text() in ("", str(process.pid))):  # reads it too
+        time.sleep(0.05)
+    process.terminate()
+    assert process.communicate()[1].endswith(b"retrograd: interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child.read_text()), 0)
 
 
 def test_an_interrupted_command_without_a_report_says_so(monkeypatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import wraps
 from importlib import import_module
@@ -23,6 +25,27 @@ if TYPE_CHECKING:
 Progress = Callable[[str, str], None]
 _UNFOLDED = 10_000  # columns, so that each row of a table is a line for grep
 INTERRUPTED = 130  # exit code at Ctrl-C, as of a shell
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which `timeout` and CI end a command."""
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Generator[None]:
+    """Take SIGTERM like Ctrl-C: processes that a command started, in sessions of their own, end with it."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def terminated(*_: object) -> None:
+        raise Terminated
+
+    if ours:
+        signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

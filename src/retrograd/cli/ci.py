@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from retrograd.cli._options import FORMAT, PATH, choice
+from retrograd.cli._output import Terminated, sigterm_interrupts
 from retrograd.cli._revisions import changed_files, with_imports
 from retrograd.core.loading import require_torch
 from retrograd.core.system_errors import as_usage_error
@@ -104,7 +105,12 @@ def _verified(target: str, level: str, form: str) -> tuple[Report | None, int]:
     with tempfile.TemporaryDirectory(prefix="retrograd-ci-") as folder:
         saved = Path(folder) / "report.json"
         command = [sys.executable, "-m", "retrograd", "verify", target, "--level", level, "--format", form]
-        code = subprocess.run([*command, "-q", "-o", str(saved)], check=False).returncode
+        with sigterm_interrupts(), subprocess.Popen([*command, "-q", "-o", str(saved)]) as process:
+            try:
+                code = process.wait()
+            except Terminated:  # at Ctrl-C the terminal tells it
+                process.terminate()
+                raise
         return (report.load(saved) if saved.exists() else None), code if code in _WORST else 2
 
 

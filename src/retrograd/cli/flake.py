@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from retrograd.cli._options import PATH, examples, words
-from retrograd.cli._output import INTERRUPTED, answers, console, live, show
+from retrograd.cli._output import INTERRUPTED, answers, console, live, show, sigterm_interrupts
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def flake(
         _print_history(path, targets, ctx.params["as_json"])
         ctx.exit(0)
     stopping = threading.Event()
-    report = _run(targets, first, None if no_history else path, quiet, {**plan, "stopping": stopping})
+    with sigterm_interrupts():
+        report = _run(targets, first, None if no_history else path, quiet, {**plan, "stopping": stopping})
     # Kept first: a reader may close the pipe before it has read everything.
     if not no_history:
         _keep(path, report, chosen=db is not None)

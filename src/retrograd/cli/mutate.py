@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,7 @@ import click
 
 from retrograd import config
 from retrograd.cli._options import EVERYTHING, FORMAT, choice, seconds
-from retrograd.cli._output import answers, live
+from retrograd.cli._output import answers, live, sigterm_interrupts
 from retrograd.cli._revisions import git
 from retrograd.core.loading import require_file, require_torch
 from retrograd.errors import UsageError
@@ -86,14 +84,13 @@ def mutate(
     require_file(target)
     config.hide_gpus()  # before torch is imported
     require_torch("retrograd mutate")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as Ctrl-C does: mutants are ended
     from retrograd.catalog import resolve
     from retrograd.mutation import runner
     from retrograd.mutation.messages import progress_line
 
     spec = resolve(target)
     lines = _chosen(_changed(since) if since else None, only)
-    with live(quiet) as show:
+    with live(quiet) as show, sigterm_interrupts():
 
         def progress(done: int, of: int, result: runner.MutantResult) -> None:
             if show:

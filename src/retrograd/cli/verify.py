@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrograd.cli._options import PATH, choice, examples, seconds, words
-from retrograd.cli._output import INTERRUPTED, Progress, live, show
+from retrograd.cli._output import INTERRUPTED, Progress, live, show, sigterm_interrupts
 from retrograd.core.loading import require_file, require_torch
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import RetrogradError, UsageError
@@ -140,7 +140,8 @@ def verify(
         if in_process:
             report = _verify(target, device, options | {"progress": progress})
         else:
-            report = _isolated(target, device, options, bounds, progress, jobs, (memcheck, sanitize), stopping)
+            with sigterm_interrupts():
+                report = _isolated(target, device, options, bounds, progress, jobs, (memcheck, sanitize), stopping)
     if write_baseline and not stopping.is_set():
         report = _baselined(report, destination)
     show(report, outputs, form)
