@@ -1,7 +1,7 @@
 """Tests dealt over days: of what is marked `dealt(parts)`, `pytest --rotate DAY` runs one part, and another the next day.
 
-For long sets that were frozen when they were measured, beside tests of the same features that run every day. Without
---rotate everything runs.
+For long sets that were frozen when they were measured, and for variants of one claim that take a minute together: others
+of the same features run every day. Without --rotate everything runs.
 """
 
 from __future__ import annotations

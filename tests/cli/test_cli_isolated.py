@@ -53,6 +53,7 @@ def report(folder: Path) -> Report:
     return Report.from_json((folder / "r.json").read_text())
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize(
     ("body", "args", "kind", "said"),
     [

@@ -37,6 +37,7 @@ def reasons(found: Flake) -> list[str]:
     return [reason.kind for reason in found.reasons]
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize(
     ("name", "kinds", "why"),
     [

@@ -61,6 +61,7 @@ def same_bits(native, ours):
         assert other["params"] == one["params"]
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_get_the_bits_of_fsdp2(ranks, kind):
     """Two numbers are added in either order: the same bits, whatever the bucket."""
@@ -146,6 +147,7 @@ def one_sequence(kind, ours):
         assert [tuple(names) for names in made] == groups
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("kind", [*KINDS, "reentrant twice"])
 def test_one_sequence_over_20_steps_and_all_ranks(ranks, kind):
     options = {"bucket_mb": 0.004, "verify_every": 7, **ALONE.get(kind, {})}

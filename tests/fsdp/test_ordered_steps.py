@@ -36,6 +36,7 @@ def check(size: int, options: dict, wraps: tuple[str, ...] = ("block", "pairs", 
             assert differing(got, want) == {}, f"{how}, rank {rank}"
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize(("accumulate", "every_sync"), [(1, False), (2, False), (2, True)])
 @SIZES
 def test_wraps_and_accumulation_have_the_bits_of_rank_order(size, accumulate, every_sync):

@@ -32,6 +32,7 @@ def placeless(text: str) -> str:
     return re.sub(r"[\w./-]*/(\w+\.py)|(?<=\.py):\d+| \(collective \d+ of step \d+\)", r"\1", text)
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_is_left_alone_and_its_mistake_named(recipe):
     for name in RECIPES[recipe]:

@@ -35,6 +35,7 @@ def test_a_healthy_job_ends_after_its_steps_and_leaves_logs(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.json", "rank-1.json"]
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize(
     ("case", "options", "said"),
     [

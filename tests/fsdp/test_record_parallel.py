@@ -32,6 +32,7 @@ def record(job, options):
     return parallel_jobs.record(job, 20, {"on_change": changing, **options})
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("strict", [False, True], ids=["hashes", "strict"])
 @pytest.mark.parametrize("job", [job for job in ALL if job not in MESHES])
 def test_two_healthy_ranks_are_left_alone(ranks, job, strict):
@@ -39,6 +40,7 @@ def test_two_healthy_ranks_are_left_alone(ranks, job, strict):
     _healthy(ranks.run(record, job, {"strict": strict}), job)
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("job", ALL)
 def test_four_healthy_ranks_are_left_alone(four, job):
     _skip_where_torch_waits(job)

@@ -65,6 +65,7 @@ def _compiled_anew():
     torch._dynamo.reset()
 
 
+@pytest.mark.dealt(2)
 @COMPILED
 @pytest.mark.parametrize("make", [_mlp, _transformer], ids=["mlp", "transformer"])
 def test_a_healthy_compiled_run_is_the_same_up_to_rounding(make: Callable[[], nn.Sequential], backend: str) -> None:

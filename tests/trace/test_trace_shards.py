@@ -15,6 +15,7 @@ from retrograd.errors import UndecidedError, UsageError
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("layout", ["tensor", "by hand", "sequence", "fsdp", "ddp"])
 @pytest.mark.parametrize(
     "options", [("sgd", "float32", "full"), ("adamw", "float32", "fast"), ("sgd", "bfloat16", "full")], ids=" ".join
@@ -32,6 +33,7 @@ def test_layouts_that_compute_the_same(ranks, layout, options):
 SCHEDULES = ("GPipe 1", "GPipe 4", "1F1B 4", "Interleaved1F1B 4", "LoopedBFS 2", "InterleavedZeroBubble 4", "ZBVZeroBubble 4")  # fmt: skip
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize(
     ("layout", "optimizer"),
     [

@@ -142,6 +142,7 @@ def _facts(name: str, arch: str, sizes: plan.Sizes, tmp_path: Path, **macros: in
     return read[0], read[1]
 
 
+@pytest.mark.dealt(4)
 @pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: it comes with PyTorch for CUDA")
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("sizes", [ENCODER, DECODER], ids=["float32", "bfloat16"])

@@ -75,6 +75,7 @@ def test_rows_that_no_cluster_holds_are_known() -> None:
     assert not fits_wide(1 << 20, BF16, F32)
 
 
+@pytest.mark.dealt(4)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize(

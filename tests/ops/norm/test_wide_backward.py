@@ -61,6 +61,7 @@ def test_rows_that_do_not_fall_into_whole_pieces_have_no_plan(n: int) -> None:
     assert plan_clusters(n, 2) is None
 
 
+@pytest.mark.dealt(4)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("centered", [False, True], ids=["rms", "ln"])
