@@ -140,8 +140,7 @@ def verify(
         if in_process:
             report = _verify(target, device, options | {"progress": progress})
         else:
-            with sigterm_interrupts():
-                report = _isolated(target, device, options, bounds, progress, jobs, (memcheck, sanitize), stopping)
+            report = _isolated(target, device, options, bounds, progress, jobs, (memcheck, sanitize), stopping)
     if write_baseline and not stopping.is_set():
         report = _baselined(report, destination)
     show(report, outputs, form)
@@ -213,7 +212,8 @@ def _isolated(
     chosen += ["--configs", options["configs"]] if options["configs"] != "some" else []
     chosen += ["--baseline", str(options["baseline"])] if options.get("baseline") else []
     request = VerifyCommand(always, tuple(chosen), tuple(options["skip"]))
-    report = verify_isolated(request, bounds, progress, jobs, stopping)
+    with sigterm_interrupts():
+        report = verify_isolated(request, bounds, progress, jobs, stopping)
     memcheck, sanitize = tools if not stopping.is_set() else (False, None)
     if memcheck:
         from retrograd.check.memcheck import with_memcheck
