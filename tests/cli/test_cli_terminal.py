@@ -68,7 +68,7 @@ def test_the_version_is_said() -> None:
     assert re.fullmatch(r"retrograd \S+\n", CliRunner().invoke(main, ["--version"]).output)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_verification_reports_what_it_has_and_leaves_no_process(number: int, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     process = subprocess.Popen(

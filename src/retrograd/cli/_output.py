@@ -28,24 +28,26 @@ INTERRUPTED = 130  # exit code at Ctrl-C, as of a shell
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, by which `timeout` and CI end a command."""
+    """SIGTERM, by which `timeout` and CI end a command, or SIGHUP, of a terminal that goes."""
 
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Generator[None]:
-    """Take SIGTERM like Ctrl-C: processes that a command started, in sessions of their own, end with it."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    """Take SIGTERM and SIGHUP like Ctrl-C: processes that a command started, in sessions of their own, end with it."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows lacks one
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in numbers if in_main and signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
 
     def terminated(*_: object) -> None:
         raise Terminated
 
-    if ours:
-        signal.signal(signal.SIGTERM, terminated)
+    for number in ours:
+        signal.signal(number, terminated)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
