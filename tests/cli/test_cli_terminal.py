@@ -116,7 +116,8 @@ def test_a_terminated_run_of_specs_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     process = subprocess.Popen([*RETROGRAD, "ci", "slow.py"], cwd=tmp_path, stderr=subprocess.PIPE, env=ENVIRONMENT)
     child = tmp_path / "child"
-    while process.poll() is None and (not child.exists() or child.read_text() in ("", str(process.pid))):  # reads it too
+    others = ("", str(process.pid))  # which reads the specs too
+    while process.poll() is None and (not child.exists() or child.read_text() in others):
         time.sleep(0.05)
     process.terminate()
     assert process.communicate()[1].endswith(b"retrograd: interrupted\n")
