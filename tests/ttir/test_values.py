@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrograd.errors import RetrogradError, UnsupportedOperationError
-from retrograd.ttir.element_types import chosen, element_type, from_bits, round_bf16, to_bits, truncate_tf32
+from retrograd.ttir.element_types import chosen, element_type, from_bits, round_bf16, to_bits, truncate, truncate_tf32
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.inline_asm import inline_asm
@@ -46,11 +46,27 @@ def test_halves_are_rounded_as_torch_does(name, dtype):
     assert np.array_equal(ours, torch.from_numpy(values).to(dtype).float().numpy(), equal_nan=True)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
+def test_halves_toward_zero_are_the_greatest_that_are_no_greater(name, dtype, wide):
+    halves = torch.arange(0x10000, dtype=torch.int32).to(torch.int16).view(dtype).double().numpy()
+    grid = np.unique(halves[np.isfinite(halves) & (halves >= 0)])
+    values = np.concatenate([wide_values().astype(wide), [1 + 2**-30, 2.0**-24 - 2.0**-40, 65519.99, 1e9]]).astype(wide)
+    with np.errstate(over="ignore"):
+        ours = truncate(values, name)
+    finite = np.isfinite(values)
+    expected = grid[np.searchsorted(grid, np.abs(values[finite]), side="right") - 1]
+    assert np.array_equal(ours[finite], np.copysign(expected, values[finite]))
+    assert np.array_equal(ours[~finite], values[~finite], equal_nan=True)
+
+
 @pytest.mark.parametrize("payload", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
 def test_a_nan_of_any_payload_stays_one(payload):
     rounding = element_type("bf16").round
     assert rounding
-    assert np.isnan(rounding(np.array([payload], np.uint32).view(np.float32))).all()
+    nan = np.array([payload], np.uint32).view(np.float32)
+    for values in (rounding(nan), truncate(nan, "bf16")):
+        assert np.isnan(from_bits(to_bits(values, element_type("bf16")), element_type("bf16"))).all()
 
 
 @pytest.mark.parametrize(
@@ -316,3 +332,11 @@ def test_what_is_chosen_has_the_bits_that_numpy_chooses(zero):
     want = np.where(condition, values, np.float32(zero or 0.0) if zero is None else others)
     assert chosen(condition, values, others).tobytes() == want.tobytes()
     assert chosen(~condition, condition, None).tobytes() == np.zeros_like(condition).tobytes()
+
+
+def test_float64_is_rounded_to_float16_once():
+    """1 + 2^-11 + 2^-30 is above a tie, on which it falls where it is made a float32 first."""
+    body = """    %wide = arith.constant 1.00048828218132257 : f64 loc(#loc1)
+    %half = arith.truncf %wide : f64 to f16 loc(#loc1)
+    %value = arith.extf %half : f16 to f32 loc(#loc1)"""
+    assert executed(body, 1) == [1 + 2.0**-10]

@@ -79,12 +79,29 @@ def truncate_tf32(values: Array) -> Array:
     Measured on an H200 with mma and wgmma (benchmarks/tf32.py): 1e-6 from products of cut factors, 2e-2 from those of
     rounded ones, as cuBLAS has.
     """
+    return _cut(values, 0xFFFFE000)
+
+
+def _cut(values: Array, mask: int) -> Array:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    cut = bits & 0xFFFFE000
+    cut = bits & np.uint32(mask)
     if np.isnan(np.maximum.reduce(values, axis=None, initial=0.0)):
-        is_nan = np.isnan(values)  # whose digits may all be among those cut, which leaves an infinity
-        cut[is_nan] = bits[is_nan]
+        cut[np.isnan(values)] = 0x7FC00000  # whose digits may all be among those cut, which leaves an infinity
     return cut.view(np.float32)
+
+
+def truncate(values: Array, name: str) -> Array:
+    """float32 or float64 values rounded toward zero to "f16" or "bf16"; in float32."""
+    if name == "bf16":
+        return _cut(_toward_zero(values, np.float32), 0xFFFF0000)
+    return _toward_zero(values, np.float16).astype(np.float32)
+
+
+def _toward_zero(values: Array, dtype: Any) -> Array:
+    near = values.astype(dtype)
+    beyond = np.abs(near.astype(values.dtype)) > np.abs(values)
+    near[beyond] = np.nextafter(near[beyond], dtype(0))
+    return near
 
 
 def _round_f16(values: Array) -> Array:

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from retrograd.errors import UnsupportedOperationError
-from retrograd.ttir.element_types import Array, ElementType, chosen, element_type, from_bits, small_float, to_bits
+from retrograd.ttir.element_types import (
+    Array, ElementType, chosen, element_type, from_bits, small_float, to_bits, truncate,
+)  # fmt: skip
 from retrograd.ttir.inline_asm import inline_asm
 from retrograd.ttir.ir import Operation
 from retrograd.ttir.libdevice import special, symbol
@@ -183,6 +185,8 @@ def _truncate(values: Array, source: ElementType, target: ElementType) -> Array:
 
 
 def _to_float(values: Array, source: ElementType, target: ElementType) -> Array:
+    if target.name == "f16":  # at once: by way of float32 values of 64 bits would be rounded twice
+        return values.astype(np.float16).astype(target.compute)
     result = values.astype(target.compute)
     return target.round(result) if target.round else result
 
@@ -217,8 +221,7 @@ def _fp_to_fp(operation: Operation) -> Compute:
         small = small_float(target.name)
         return lambda values: small.decode(small.encode(values, toward_zero=True))
     if attributes(operation).get("rounding") == "rtz" and target.name in ("bf16", "f16"):
-        mask = np.uint32(0xFFFF0000 if target.name == "bf16" else 0xFFFFE000)
-        return lambda values: (np.ascontiguousarray(values).view(np.uint32) & mask).view(np.float32)
+        return lambda values: truncate(values, target.name)
     return lambda values: _to_float(values, source, target)
 
 
