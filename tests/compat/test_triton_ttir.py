@@ -16,6 +16,7 @@ import retrograd as rg
 from retrograd import ops
 from retrograd.compat import triton_ttir
 from retrograd.compat.registry import status
+from retrograd.errors import UnsupportedOperationError
 
 
 @triton.JITFunction  # triton.jit interprets where TRITON_INTERPRET is set
@@ -108,3 +109,63 @@ def test_texts_with_and_without_alignment_differ_in_that_alone(texts, tmp_path, 
     _run_ops(tmp_path / "with", monkeypatch)
     assert any("tt.divisibility" in text for text in texts)
     assert {text.replace(" {tt.divisibility = 16 : i32}", "") for text in texts} == without
+
+
+FACTOR = tl.constexpr(2)
+
+
+@triton.JITFunction
+def scaling_kernel(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) * FACTOR)
+
+
+def test_a_global_that_has_changed_since_stops_the_launch(texts, monkeypatch):
+    """As on a GPU, where the kernel would go on with what it has read before."""
+    x = torch.ones(1)
+    with rg.cpu_triton():
+        for _ in range(2):
+            scaling_kernel[(1,)](x)
+        assert x == 4
+        monkeypatch.setitem(globals(), "FACTOR", tl.constexpr(3))
+        with pytest.raises(RuntimeError, match="FACTOR has changed"):
+            scaling_kernel[(1,)](x)
+    assert x == 4
+
+
+def test_more_threads_than_a_block_may_have_are_out_of_resources(texts):
+    """So that autotuners pass over such a configuration."""
+    x, y = torch.arange(16.0), torch.zeros(16)
+    configurations = [triton.Config({}, num_warps=warps) for warps in (64, 32)]
+    tuned = triton.autotune(configurations, key=[])(doubling_kernel)
+    with rg.cpu_triton():
+        with pytest.raises(triton.OutOfResources, match="threads"):
+            doubling_kernel[(1,)](x, y, 16, N=16, num_warps=64)
+        assert not y.any()
+        tuned[(1,)](x, y, 16, N=16)
+    assert torch.equal(y, 2 * x)
+    assert tuned.best_config.num_warps == 32
+
+
+def test_hooks_on_launches_hear_of_them(texts, monkeypatch):
+    heard: list[object] = []
+    hooks = triton.knobs.runtime
+    monkeypatch.setattr(hooks.launch_enter_hook, "calls", [lambda launch: heard.append(launch.get()["name"])])
+    monkeypatch.setattr(hooks.launch_exit_hook, "calls", [lambda launch: heard.append(y.any().item())])
+    x, y = torch.arange(16.0), torch.zeros(16)
+    with rg.cpu_triton():
+        doubling_kernel[(1,)](x, y, 16, N=16)
+    assert heard == ["doubling_kernel", True]
+
+
+def test_code_that_a_configuration_brings_along_is_executed_or_refused(texts, tmp_path):
+    x, y = torch.arange(16.0), torch.zeros(16)
+    with rg.cpu_triton():
+        doubling_kernel[(1,)](x, y, 16, N=16)
+        path = tmp_path / "kernel.ttir"
+        for factor in (3, 5):
+            path.write_text(texts[0].replace("dense<2.000000e+00>", f"dense<{factor}.0>"))
+            doubling_kernel.device_caches.clear()
+            doubling_kernel[(1,)](x, y, 16, N=16, ir_override=str(path))
+            assert torch.equal(y, factor * x)
+        with pytest.raises(UnsupportedOperationError, match="runs kernel.ptx in place of its own code"):
+            doubling_kernel[(1,)](x, y, 16, N=16, ir_override="kernel.ptx")

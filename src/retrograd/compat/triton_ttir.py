@@ -70,13 +70,24 @@ class LaunchedKernel:
             name=self.name, shared=self._SHARED_BYTES, num_warps=options.num_warps, num_ctas=options.num_ctas
         )
 
-    def launch_metadata(self, *_: Any) -> None:
-        return None
+    def launch_metadata(self, *call: Any) -> Any:
+        """What hooks on launches hear, as Triton has it: a name, and what the kernel's own function says of it."""
+        from triton import knobs
+        from triton.compiler import CompiledKernel
+
+        if not getattr(knobs.runtime.launch_enter_hook, "calls", ()):
+            return None
+        return CompiledKernel.launch_metadata(self, *call)  # pyright: ignore[reportArgumentType]
 
     def result(self) -> LaunchedKernel:
         return self
 
-    def _init_handles(self) -> None: ...
+    def _init_handles(self) -> None:
+        threads = self.options.num_warps * getattr(self.options, "warp_size", 32)
+        if threads > self.n_max_threads:
+            from triton.runtime.errors import OutOfResources
+
+            raise OutOfResources(threads, self.n_max_threads, "threads")
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
         """A launch of the kernel that JITFunction.warmup gave, with all its arguments."""
@@ -87,6 +98,7 @@ class LaunchedKernel:
         enter: Any, exit: Any, *values: Any,
     ) -> None:  # fmt: skip
         """A launch, as JITFunction.run makes it."""
+        self._init_handles()
         execute, names = _EXECUTE[-1], self.jit_function.arg_names
         if len(values) != len(names):  # Triton's launcher does not count, and takes what lies behind
             raise TypeError(
@@ -95,7 +107,11 @@ class LaunchedKernel:
             )
         # As the launcher in C takes them: a tensor of one whole number is one.
         grid = index(grid_0), index(grid_1), index(grid_2)
+        if enter is not None:
+            enter(metadata)
         execute(self, grid, dict(zip(names, values, strict=True)))
+        if exit is not None:
+            exit(metadata)
 
 
 class _Code(dict[str, Any]):
@@ -184,8 +200,9 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Any, keep: Keep, pla
         if not is_unheard() and any(told(self, key, source, target, options, warmup) for told in _TOLD):
             return None
         source = self.ASTSource(self, signature, constexprs, _unaligned(attrs))
+        _ = self.cache_key  # asking notes which globals it reads: `run` raises where one has changed since
         text = _kept_ttir(source, target, backend, options, keep)
-        kernels[key] = LaunchedKernel(self, text, signature, options)
+        kernels[key] = LaunchedKernel(self, text, signature, options, src=source)
         return kernels[key]
 
     holder.set_active(driver)
@@ -276,6 +293,9 @@ def _kept_ttir(source: Any, target: Any, backend: Any, options: Any, keep: Keep)
             "cannot be executed without a GPU"
         )
 
+    if override := getattr(options, "ir_override", None):
+        return _overriding_ttir(source.fn.__name__, override, backend)
+
     def make() -> str:
         noted = _NotedOptions(options)
         text = _ttir(source, target, backend, noted)
@@ -288,6 +308,18 @@ def _kept_ttir(source: Any, target: Any, backend: Any, options: Any, keep: Keep)
     name = frontend_key(source, target, options)
     make_for_these = functools.partial(_ttir, source, target, backend, options)
     return make_for_these() if name is None else keep(name, make_for_these)
+
+
+def _overriding_ttir(name: str, path: str, backend: Any) -> str:
+    """The text of a file that a configuration names in place of what the compiler makes; it is kept nowhere."""
+    if not path.endswith(".ttir"):
+        raise UnsupportedOperationError(f"{name} runs {path} in place of its own code: only TTIR is executed here")
+    from triton._C.libtriton import ir
+
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    return ir.parse_mlir_module(path, context).str()
 
 
 def _unaligned(attrs: dict[Any, Any]) -> dict[Any, Any]:
