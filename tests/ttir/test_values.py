@@ -239,15 +239,15 @@ BODY
 """
 
 
-def executed(body: str, programs: int = 4, n: int = 3) -> list[float]:
-    """What a kernel whose body computes %value leaves, an element a program."""
+def executed(body: str, programs: int = 4, n: int = 3, printed: list[str] | None = None) -> list[float]:
+    """What a kernel whose body computes %value leaves, an element a program; `printed` takes its lines."""
     kernel = compile_text(KERNEL.replace("BODY", body))
     memory = torch.full((programs,), -1.0)
     pointer = Pointer.of("x", memory, Storage.of(memory.untyped_storage()))
     scalars = {kernel.arguments[0].slot: np.array([memory.data_ptr()]), kernel.arguments[1].slot: np.array([n], "i4")}
     execution = Execution(kernel, (programs, 1, 1), {0: pointer}, scalars, "")
     faults = FaultList()
-    execution.run(execution.memory(faults), 0, 1000, print)
+    execution.run(execution.memory(faults), 0, 1000, (print if printed is None else printed.append))
     assert list(faults) == []
     return memory.tolist()
 
@@ -340,3 +340,36 @@ def test_float64_is_rounded_to_float16_once():
     %half = arith.truncf %wide : f64 to f16 loc(#loc1)
     %value = arith.extf %half : f16 to f32 loc(#loc1)"""
     assert executed(body, 1) == [1 + 2.0**-10]
+
+
+@pytest.mark.parametrize(
+    ("constant", "element", "attributes", "expected"),
+    [
+        ("-1", "i32", "hex = false, isSigned = array<i32: 1>", "-1"),
+        ("-1", "i32", "hex = false, isSigned = array<i32: 0>", "4294967295"),
+        ("-1", "i8", "hex = false, isSigned = array<i32: 0>", "255"),
+        ("-2", "i16", "hex = true, isSigned = array<i32: 1>", "0xfffe"),
+        ("10", "i64", "hex = true, isSigned = array<i32: 1>", "0x000000000000000a"),
+        ("1.500000e+00", "f32", "hex = false, isSigned = array<i32: 0>", "1.500000"),
+        ("1.500000e+00", "f32", "hex = true, isSigned = array<i32: 0>", "0x1.8000000000000p+0"),
+        ("0xFF800000", "f32", "hex = false, isSigned = array<i32: 0>", "-inf"),
+    ],
+)
+def test_numbers_are_printed_as_a_gpu_prints_them(constant, element, attributes, expected):
+    printed: list[str] = []
+    body = f"""    %row = arith.constant dense<{constant}> : tensor<1x12x{element}> loc(#loc1)
+    tt.print " x: " {{{attributes}}} : %row : tensor<1x12x{element}> loc(#loc1)
+    %value = arith.constant 0.000000e+00 : f32 loc(#loc1)"""
+    executed(body, 1, printed=printed)
+    assert printed == [f"pid (0, 0, 0) idx (0, {i:2}) x: {expected}" for i in range(12)]
+
+
+def test_operands_of_a_print_are_numbered_and_what_is_too_much_is_said():
+    printed: list[str] = []
+    body = """    %row = arith.constant dense<7> : tensor<16384xi32> loc(#loc1)
+    tt.print ": " {hex = false, isSigned = array<i32: 1, 1>} : %n, %row : i32, tensor<16384xi32> loc(#loc1)
+    %value = arith.constant 0.000000e+00 : f32 loc(#loc1)"""
+    executed(body, 1, printed=printed)
+    assert printed[:2] == ["pid (0, 0, 0) idx (): (operand 0) 3", "pid (0, 0, 0) idx (    0): (operand 1) 7"]
+    assert printed[-1] == "... and more of kernel.py:2"
+    assert len(printed) == 16384 + 1

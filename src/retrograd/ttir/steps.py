@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -12,14 +11,14 @@ from retrograd.ttir.element_types import Array, ElementType
 from retrograd.ttir.frames import Frame, Step
 from retrograd.ttir.ir import Operation, SourcePlace, SsaValue
 from retrograd.ttir.operations import attributes
+from retrograd.ttir.printing import printed_lines, quoted
 from retrograd.ttir.storage import MemoryAccess
 
 _AXES = {"x": 0, "y": 1, "z": 2}
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 # What changes nothing here. A launch ends before the next one begins, so that none has to wait for the one ahead.
 IGNORED = frozenset({"llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier",
                      "tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"})  # fmt: skip
-_MOST_PRINTED = 64  # lines of one tt.print in one run
+_MOST_PRINTED = 1 << 14  # lines of one tt.print in one run; a GPU's buffer of 1 MB has some 20,000
 
 
 class Compiling(Protocol):
@@ -168,32 +167,26 @@ def _program_count(compiler: Compiling, operation: Operation) -> Step:
 
 
 def _print(compiler: Compiling, operation: Operation) -> Step:
-    prefix = _STRING.findall(operation.text)[0] if _STRING.search(operation.text) else ""
-    slots, is_hex = compiler.slots(operation.operands), "hex = true" in operation.text
+    slots, lines = compiler.slots(operation.operands), printed_lines(operation)
 
     def run(frame: Frame) -> None:
-        memory, left = frame.launch.memory, _MOST_PRINTED
-        for slot in slots or [None]:
-            value = None if slot is None else frame.registers[slot]
-            for row, number in enumerate(frame.programs.tolist()):
-                program = memory.program(number)
-                if value is None:
-                    frame.launch.printed(f"pid {program}{prefix}")
-                    continue
-                elements = value[row if value.shape[0] > 1 else 0]
-                for index, element in np.ndenumerate(elements):
-                    left -= 1
-                    if left < 0:
-                        return
-                    text = hex(int(element)) if is_hex and elements.dtype.kind in "iub" else str(element)
-                    frame.launch.printed(f"pid {program} idx {index}{prefix}{text}")
+        launch, count = frame.launch, 0
+        for row, number in enumerate(frame.programs.tolist()):
+            values = [frame.registers[slot] for slot in slots]
+            elements = [value[row if value.shape[0] > 1 else 0] for value in values]
+            for line in lines(launch.memory.program(number), elements):
+                if count == _MOST_PRINTED:
+                    launch.printed(f"... and more of {operation.place.file}:{operation.place.line}")
+                    return
+                launch.printed(line)
+                count += 1
 
     return Step(run)
 
 
 def _assert(compiler: Compiling, operation: Operation) -> Step:
     slot = compiler.slot(operation.operands[0])
-    message = (_STRING.findall(operation.text) or [""])[0]
+    message = quoted(operation)
 
     def run(frame: Frame) -> None:
         holds = frame.registers[slot]
