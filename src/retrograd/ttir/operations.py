@@ -16,7 +16,14 @@ import numpy as np
 
 from retrograd.errors import UnsupportedOperationError
 from retrograd.ttir.element_types import (
-    Array, ElementType, chosen, element_type, from_bits, small_float, to_bits, truncate,
+    Array,
+    ElementType,
+    chosen,
+    element_type,
+    from_bits,
+    small_float,
+    to_bits,
+    truncate,
 )  # fmt: skip
 from retrograd.ttir.inline_asm import inline_asm
 from retrograd.ttir.ir import Operation
