@@ -102,7 +102,7 @@ class Execution:
     def in_turns(self, memory: Memory) -> bool:
         """Whether programs can learn of each other, so that they have to run in turns."""
         spins = any(
-            access.in_loop and access.does == "load" and any(s.cell for s in memory.storages_of(access))
+            access.decides and access.does == "load" and any(s.cell for s in memory.storages_of(access))
             for access in self.kernel.accesses
         )
         return self.programs > 1 and (self.kernel.waits or spins)

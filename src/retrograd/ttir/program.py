@@ -24,6 +24,7 @@ from retrograd.ttir.operations import ELEMENTWISE, Compute, refused
 from retrograd.ttir.parser import parse
 from retrograd.ttir.polling import atomic_poll
 from retrograd.ttir.races import OrderedRaces
+from retrograd.ttir.spinning import deciding
 from retrograd.ttir.shaping import SHAPING, constant, map_elements, reduction, scan
 from retrograd.ttir.steps import IGNORED, STEPS, defined_only
 from retrograd.ttir.storage import MemoryAccess
@@ -115,6 +116,7 @@ class Compiler:
         self._loops = 0
         self._largest = 1
         self._repeats = True
+        self._deciding = deciding(module)
 
     def kernel(self) -> NumpyKernel:
         function = self._module.kernel
@@ -350,6 +352,7 @@ class Compiler:
         """Note an access of inline assembly, through an operand with an address, or by one that it computes."""
         shape, number = operation.results[0].type.shape, len(self._accesses)
         access = MemoryAccess(number, does, "store", operation.place, kind, shape, order, scope, in_loop=True)
+        access.decides = True
         self._accesses.append((access, -1 if operand is None else self.slot(operation.operands[operand])))
         return access
 
@@ -363,6 +366,7 @@ class Compiler:
         number = len(self._accesses)
         shape = operation.operands[0].type.shape
         access = MemoryAccess(number, does, update, operation.place, kind, shape, order, scope, self._loops > 0, result)
+        access.decides = self._loops > 0 and id(operation) in self._deciding
         access.exact, access.address = self._exact, self.slot(operation.operands[0])
         self._accesses.append((access, self.slot(operation.operands[0])))
         return access

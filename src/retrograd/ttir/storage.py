@@ -51,6 +51,7 @@ class MemoryAccess:
         result: slot of the values that it gives.
         arguments: numbers of the pointer arguments that the address may come from; None if it may be any memory.
         exact, address: what arithmetic without end gives for the slot of the address; None where it is not known.
+        decides: whether what it gives may decide that such a loop goes on.
     """
 
     number: int
@@ -66,6 +67,7 @@ class MemoryAccess:
     arguments: frozenset[int] | None = None
     exact: ExactAddresses | None = None
     address: int = -1
+    decides: bool = False
 
     @property
     def is_atomic(self) -> bool:
