@@ -24,8 +24,8 @@ from retrograd.ttir.operations import ELEMENTWISE, Compute, refused
 from retrograd.ttir.parser import parse
 from retrograd.ttir.polling import atomic_poll
 from retrograd.ttir.races import OrderedRaces
-from retrograd.ttir.spinning import deciding
 from retrograd.ttir.shaping import SHAPING, constant, map_elements, reduction, scan
+from retrograd.ttir.spinning import deciding
 from retrograd.ttir.steps import IGNORED, STEPS, defined_only
 from retrograd.ttir.storage import MemoryAccess
 from retrograd.ttir.taint import rule_of

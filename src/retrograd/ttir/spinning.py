@@ -1,7 +1,7 @@
 """Loads that decide whether a loop goes on, by which programs may wait for each other.
 
-A `while` that walks over tiles loads what it multiplies, and ends by its own count whatever that is: the grouped product
-of Triton's tutorial took four times as long in turns.
+A `while` that walks over tiles loads what it multiplies, and ends by its own count whatever that is: in turns the
+grouped product of Triton's tutorial took four times as long.
 """
 
 from __future__ import annotations
