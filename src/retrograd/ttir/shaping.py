@@ -193,7 +193,7 @@ def _products(a: Array, b: Array) -> Array:
 
 
 def _scaled_values(values: Array, word: str, kind: Any, packed_axis: int, scale: Array | None) -> Array:
-    """An operand of dot_scaled in float32: unpacked, decoded and multiplied by the scales of 32 elements each."""
+    """An operand of dot_scaled in float32: unpacked, decoded and multiplied by the scales of some elements each."""
     if word == "e2m1":
         codes = to_bits(values, kind)
         both = np.stack([codes & 0xF, codes >> 4], axis=packed_axis + 1)
@@ -205,10 +205,17 @@ def _scaled_values(values: Array, word: str, kind: Any, packed_axis: int, scale:
         values = small_float({"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}[word]).decode(to_bits(values, kind))
     if scale is None:
         return values
-    powers = np.where(scale.view(np.uint8) == 255, np.nan, np.exp2(scale.view(np.uint8).astype(np.float32) - 127))
     count = values.shape[packed_axis] // scale.shape[-1]
-    spread = np.repeat(powers, count, axis=-1)
+    spread = np.repeat(scale, count, axis=-1)
     return values * (spread if packed_axis == values.ndim - 1 else np.swapaxes(spread, -1, -2)).astype(np.float32)
+
+
+def _factors(scale: Array, kind: Any) -> Array:
+    """Scales as numbers: nvfp4's are floats of 8 bits, those of the others exponents alone, of which 255 is NaN."""
+    if kind.is_float:
+        return scale
+    exponents = scale.view(np.uint8)
+    return np.where(exponents == 255, np.nan, np.exp2(exponents.astype(np.float32) - 127))
 
 
 def _dot_scaled(operation: Operation) -> Compute:
@@ -226,9 +233,7 @@ def _dot_scaled(operation: Operation) -> Compute:
         sides = []
         for side, word, has_scale in zip((0, 1), (words["lhs"], words["rhs"]), has_scales, strict=True):
             values, kind = next(rest), next(kinds)
-            scale = next(rest) if has_scale else None
-            if has_scale:
-                next(kinds)
+            scale = _factors(next(rest), next(kinds)) if has_scale else None
             axis = values.ndim - 1 if side == 0 else values.ndim - 2
             sides.append(_scaled_values(values, word, kind, axis, scale))
         return _products(sides[0], sides[1]).astype(np.float32) + next(rest)
