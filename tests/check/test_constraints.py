@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from specimens import with_backward
@@ -253,3 +255,25 @@ def test_a_concrete_tensor_has_the_dtype_under_test_and_no_gradient_if_it_says_s
     stopped = lambda x, s, w, m: x * s.detach() * w  # noqa: E731
     assert _verify(stopped, fn, inputs)
     assert not _verify(stopped, fn, inputs | dict(s=t(scale)))
+
+
+def _means(x, offsets):
+    ends = offsets.tolist()
+    return torch.stack([x[a:b].mean(0) for a, b in pairwise(ends)])
+
+
+def _means_by_stride(x, offsets):
+    ends = torch.as_strided(offsets, offsets.shape, (1,)).tolist()  # as a kernel reads them
+    return torch.stack([x[a:b].mean(0) for a, b in pairwise(ends)])
+
+
+def _means_of_known(x, offsets):  # the reference of somebody who knows where the rows end
+    return torch.stack([x[0:1].mean(0), x[1:5].mean(0)])
+
+
+def test_whole_numbers_of_the_user_keep_their_values_at_every_layout():
+    """Offsets that all are the first one are no offsets: a right op had a finding "only with offsets:expanded"."""
+    inputs = dict(x=t(5, "N"), offsets=t(torch.tensor([0, 1, 5])))
+    assert _verify(_means, _means_of_known, inputs, only=("layouts",)).verdict == "proved"
+    report = _verify(_means_by_stride, _means_of_known, inputs, only=("layouts",))
+    assert {f.case.layouts for f in report.findings} == {(("offsets", "sliced"),)}

@@ -7,6 +7,7 @@ import torch
 from retrograd.check.constraints import constrained
 from retrograd.check.layouts import REPEATING, applicable
 from retrograd.check.op_runner import OpRun
+from retrograd.check.outputs import inexact
 from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -27,7 +28,8 @@ def cases(context: StageContext) -> list[Case]:
     for name, value in context.runner.inputs(base).items():
         if isinstance(value, torch.Tensor) and name not in state:
             choices = [c for c in applicable(value.ndim) if c != "scalar"]
-            if name in kept:  # equal rows are no longer what its values keep to
+            # Equal rows are no longer what its values keep to, or what whole numbers of the user mean: offsets, a table.
+            if name in kept or _is_table(context.spec, name, value):
                 choices = [c for c in choices if c not in REPEATING]
             out += [base.but(layouts={name: c}) for c in choices]
     repeating = [case for case in out if case.layouts[0][0] != "grad_out" and _repeats(case)]
@@ -37,6 +39,11 @@ def cases(context: StageContext) -> list[Case]:
         context.ran("cases with an input that repeats values", len(together), len(repeating))
         return [*(case for case in out if case not in repeating), *together]
     return out
+
+
+def _is_table(spec: OpSpec, name: str, value: torch.Tensor) -> bool:
+    rule = spec.tensors.get(name)
+    return not inexact(value) and (rule is None or rule.concrete is not None)
 
 
 def _repeats(case: Case) -> bool:
