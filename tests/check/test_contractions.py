@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from retrograd.check.contractions import EinsumAsMatrices
 from retrograd.check.rounding import Float64
 from retrograd.check.rounding_errors import Tf32Factors
 
@@ -120,3 +121,28 @@ def test_both_products_behind_a_convolution_have_factors_of_tf32():
     for got, want, other in zip(of_tf32, expected, ordinary, strict=True):
         assert torch.equal(got, want)
         assert not torch.equal(want, other)
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_einsum_with_one_term_has_factors_of_tf32_too(keys):
+    """An attention with one key gives v with 11 bits, where its formula multiplied by 1 exactly: "993 times"."""
+    torch.manual_seed(0)
+    p, v = torch.ones(2, 1, keys, requires_grad=True), torch.randn(keys, 1, 8, requires_grad=True)
+    v_cut = (v.detach().view(torch.int32) & -(1 << 13)).view(torch.float32)
+    with EinsumAsMatrices(), Tf32Factors(elementwise=False):
+        out = torch.einsum("bqk,kqd->bd", p, v)
+        (grad_v,) = torch.autograd.grad(out, v, 1 + torch.rand(2, 8))
+        outer = torch.einsum("bd,bk->bdk", v[0], p[0])
+    assert torch.allclose(out, v_cut.sum((0, 1)).expand(2, -1), rtol=1e-6, atol=0)
+    assert bool((grad_v.view(torch.int32) & ((1 << 12) - 1) == 0).all())  # a sum of two numbers of 11 bits
+    assert torch.equal(outer, v[0][:, :, None] * p[0][:, None])
+
+
+@pytest.mark.parametrize("equation", ["ij,jk", "i...,j...->ij", "ij,jk,kl->il", "ij,jk->ik", "ii->i"])
+def test_einsum_gives_what_it_gives(equation):
+    torch.manual_seed(0)
+    operands = [torch.rand(1, 1, dtype=torch.float64) for _ in range(equation.count(",") + 1)]
+    with EinsumAsMatrices():
+        got = torch.einsum(equation, *operands), torch.einsum(equation, operands)
+    assert torch.equal(got[0], torch.einsum(equation, *operands))
+    assert torch.equal(*got)

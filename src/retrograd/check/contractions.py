@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from retrograd.check.operators import about
 
@@ -24,6 +25,31 @@ _JOINED = {"stack", "cat"}  # of what steps have made: no step any more
 
 # Of a factor, in the shape of the product, along which dimensions it has numbers of its own.
 _Factor = tuple[bool, ...]
+
+
+class EinsumAsMatrices(TorchFunctionMode):
+    """Has torch.einsum multiply matrices where all that it adds up has size 1, too, forward and backward.
+
+    It would multiply element by element there, exactly, what an op's kernel multiplies in tf32 at any size: an
+    attention with one key gives v with 11 bits.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(_with_a_term_of_zeros(*args) if func is torch.einsum else args), **(kwargs or {}))
+
+
+def _with_a_term_of_zeros(equation: Any, *operands: Any) -> tuple[Any, ...]:
+    """What einsum is called with; of two tensors that share nothing but dimensions of 1 to add up, one has 2."""
+    tensors = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    names, arrow, kept = equation.replace(" ", "").partition("->") if isinstance(equation, str) else ("", "", "")
+    indices = names.split(",")
+    if not arrow or len(tensors) != 2 or len(indices) != 2 or "." in names:
+        return equation, *operands
+    summed = [name for name in indices[0] if name in indices[1] and name not in kept]
+    places = [[index.index(name) for name in summed] for index in indices]
+    if not summed or any(t.shape[d] != 1 for t, dims in zip(tensors, places, strict=True) for d in dims):
+        return equation, *operands
+    return equation, *(torch.cat([t, torch.zeros_like(t)], d[0]) for t, d in zip(tensors, places, strict=True))
 
 
 def note(func: Any, args: Any, out: Any) -> None:

@@ -18,6 +18,7 @@ from retrograd.check import inputs as make
 from retrograd.check.as_written import as_noted
 from retrograd.check.callable_state import without_traces
 from retrograd.check.constraints import project
+from retrograd.check.contractions import EinsumAsMatrices
 from retrograd.check.last_run import LastRun
 from retrograd.check.layouts import REPEATING
 from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
@@ -242,7 +243,9 @@ class Reference:
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
         assert self.spec.reference is not None
-        return Outputs.of(self.spec.reference(*inputs.values(), **dict(self.case.params)), self.spec, "reference")
+        with EinsumAsMatrices() if self.tf32 else contextlib.nullcontext():
+            returned = self.spec.reference(*inputs.values(), **dict(self.case.params))
+        return Outputs.of(returned, self.spec, "reference")
 
     def without_traces(self) -> contextlib.AbstractContextManager[None]:
         """Keep nothing of a call in what the reference is made of; entered before any mode."""
