@@ -67,11 +67,12 @@ class Line:
     def value(self, step: float) -> tuple[float, float]:
         """The function, and the realised move times the gradient: how much of the function that explains."""
         inputs = self.inputs(step)
+        claimed = self.claimed(inputs)  # before the op, which may write to what it is given
         try:
             forward = self.runner.forward(self.case, inputs=inputs)
         except OpRaised:  # beyond what it is defined for
             return math.nan, 0.0
-        return sum(float(t.sum()) for t in self.terms(forward)), self.claimed(inputs)
+        return sum(float(t.sum()) for t in self.terms(forward)), claimed
 
     @staticmethod
     def terms(forward: ForwardPass) -> list[torch.Tensor]:
@@ -96,9 +97,9 @@ class Line:
         """
         if self.known is None:
             values, slopes, stored = [], [], 0.0
-            for inputs, forward in self._close_points():
+            for claimed, forward in self._close_points():
                 terms = self.terms(forward)
-                values.append(self._left(inputs, terms))
+                values.append(sum(float(t.sum()) for t in terms) - claimed)
                 stored = max(stored, self._stored(forward, terms))
                 run = forward.backward()
                 moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
@@ -108,20 +109,17 @@ class Line:
             self.known = known if len(values) == finite_differences.POINTS else (math.inf, math.inf)
         return self.known
 
-    def _close_points(self) -> Iterator[tuple[dict[str, Any], ForwardPass]]:
-        """Inputs a few roundings apart, and the op there; they end early where it raises."""
+    def _close_points(self) -> Iterator[tuple[float, ForwardPass]]:
+        """What the backward claims of inputs a few roundings apart, and the op there; they end early where it raises."""
         spacing = _CLOSE * self.unit
         for k in range(finite_differences.POINTS):
             inputs = self.inputs((k - finite_differences.POINTS // 2) * spacing)
+            claimed = self.claimed(inputs)
             try:
                 forward = self.runner.forward(self.case, inputs=inputs)
             except OpRaised:
                 return
-            yield inputs, forward
-
-    def _left(self, inputs: dict[str, Any], terms: list[torch.Tensor]) -> float:
-        """The function less what the backward claims."""
-        return sum(float(t.sum()) for t in terms) - self.claimed(inputs)
+            yield claimed, forward
 
     def _stored(self, forward: ForwardPass, terms: list[torch.Tensor]) -> float:
         """Standard deviation of what the last digit of outputs, half a unit off, leaves of the function: a third."""
