@@ -110,7 +110,7 @@ class Line:
         return self.known
 
     def _close_points(self) -> Iterator[tuple[float, ForwardPass]]:
-        """What the backward claims of inputs a few roundings apart, and the op there; they end early where it raises."""
+        """What is claimed of inputs a few roundings apart, and the op there; they end early where it raises."""
         spacing = _CLOSE * self.unit
         for k in range(finite_differences.POINTS):
             inputs = self.inputs((k - finite_differences.POINTS // 2) * spacing)

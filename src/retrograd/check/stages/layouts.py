@@ -28,7 +28,7 @@ def cases(context: StageContext) -> list[Case]:
     for name, value in context.runner.inputs(base).items():
         if isinstance(value, torch.Tensor) and name not in state:
             choices = [c for c in applicable(value.ndim) if c != "scalar"]
-            # Equal rows are no longer what its values keep to, or what whole numbers of the user mean: offsets, a table.
+            # Equal rows are no longer what its values keep to, or what whole numbers of the user mean (offsets).
             if name in kept or _is_table(context.spec, name, value):
                 choices = [c for c in choices if c not in REPEATING]
             out += [base.but(layouts={name: c}) for c in choices]
