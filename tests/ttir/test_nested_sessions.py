@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -75,3 +78,10 @@ def test_each_session_tells_what_its_own_launches_read():
         assert float(_doubled(torch.empty(8)).sum()) is not None
     assert [fault.kind for fault in inner.faults] == ["uninitialised"]
     assert [fault.kind for fault in outer.faults] == ["uninitialised"]
+
+
+def test_a_context_that_nobody_leaves_is_left_at_exit(tmp_path):
+    """As at the top of a conftest.py: Python has taken its own modules away by the time that the generator ends."""
+    code = "import retrograd as rg; kernels = rg.cpu_triton(); kernels.__enter__(); import torch; torch.ones(2).cuda()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

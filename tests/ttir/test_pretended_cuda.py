@@ -34,8 +34,13 @@ def run():
 def test_devices_may_be_numbers(gpu):
     made = [torch.ones(2).to(0), torch.empty(2, device=0), torch.nn.Linear(2, 2).to(0).weight, torch.ones(2).cuda(0)]
     made += [torch.zeros(2, device=made[0].device.index), torch.nn.Linear(2, 2).to(device=0).bias]
+    with torch.device(torch.cuda.current_device()):
+        made += [torch.ones(2), torch.ones(2, device="cpu").to(torch.device(device=0))]
     assert all(t.is_cuda and t.device.index == 0 for t in made)
     assert [torch.cuda.device(i).idx for i in range(torch.cuda.device_count())] == [0]
+    torch.set_default_device(0)
+    assert torch.get_default_device() == torch.ones(2).device == torch.device(0)
+    assert torch.device("meta").type == "meta"
 
 
 def test_what_inductor_has_written_allocates(gpu):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,7 +101,7 @@ def cpu_triton(
 
     told = _PLANNED[-1] if gpu is None else target_named(gpu)
     told = told if multiprocessors is None else replace(told, num_sms=multiprocessors)
-    with contextlib.ExitStack() as stack:
+    with _left_at_exit() as stack:
         device = fake_gpu.FIRST if pretend else fake_gpu.HOST  # as tensors inside say
         stack.enter_context(executing(told, session.execute, session.tune, kept_text, device))
         works(TUNING)  # before launches pass by, those of its self-test among them
@@ -121,6 +122,17 @@ def cpu_triton(
             stack.enter_context(around_rebuilding(undefined.paused))
         stack.callback(session.close)
         yield session
+
+
+@contextlib.contextmanager
+def _left_at_exit() -> Iterator[contextlib.ExitStack]:
+    """A stack for who enters at the top of a conftest.py and never leaves: before Python takes its modules away."""
+    with contextlib.ExitStack() as stack:
+        atexit.register(stack.close)
+        try:
+            yield stack
+        finally:
+            atexit.unregister(stack.close)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from retrograd.compat.triton_compile import GpuDescription
 from retrograd.runtime.triton import fake_cuda_module as fake
 from retrograd.runtime.triton.cuda_alone import CUDA_ALONE
 from retrograd.runtime.triton.fake_files import file_answers
-from retrograd.runtime.triton.fake_places import FIRST, is_cpu, is_cuda, place, plain
+from retrograd.runtime.triton.fake_places import FIRST, is_cpu, is_cuda, place, plain, unnumbered
 from retrograd.runtime.triton.fake_threads import hearing_threads
 from retrograd.runtime.triton.registered_kernels import registered_kernels
 
@@ -152,12 +152,11 @@ class _OnCpu(TorchFunctionMode):
 
     def _placed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives that may name a device."""
-        if self._devices and func is torch.device:
-            return func(*args, **kwargs)
         if type(kwargs.get("device")) is int:
             kwargs = kwargs | {"device": FIRST}
-        if func in (torch.Tensor.to, torch.Tensor.type) and len(args) > 1:
-            args = (args[0], plain(args[1]), *args[2:])
+        args = unnumbered(func, args)
+        if self._devices and func is torch.device:
+            return func(*args, **kwargs)
         if "pin_memory" in kwargs:
             pinned = kwargs["pin_memory"]
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
@@ -273,6 +272,7 @@ def gpu(
     @functools.wraps(stock_set)
     def set_default_device(device: Any) -> None:
         """Torch would place what is made below the mode, where a GPU is one."""
+        device = plain(device)
         if mode.default is None:
             stack.callback(stock_set, None)
         mode.default = FIRST if is_cuda(device) else device and torch.device(device)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 FIRST = torch.device("cuda", 0)
+# Functions, with the place among their arguments of a device.
+_MAY_BE_NUMBERS: dict[Any, int] = {torch.device: 0, torch.Tensor.to: 1, torch.Tensor.type: 1}
 
 
 def plain(value: Any) -> Any:
@@ -14,6 +16,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("torch.cuda."):
         return value.replace("cuda.", "")
     return FIRST if type(value) is int else value
+
+
+def unnumbered(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a call of torch with a device where a number may stand for one, as in `torch.device(0)`."""
+    at = _MAY_BE_NUMBERS.get(func)
+    return args if at is None else (*args[:at], *map(plain, args[at : at + 1]), *args[at + 1 :])
 
 
 def is_cuda(value: Any) -> bool:
