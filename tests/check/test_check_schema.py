@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from retrograd.check.coverage import joined
 from retrograd.check.schema import Case, Finding, Report, StageResult
 from retrograd.errors import UsageError
 
@@ -41,3 +42,11 @@ def test_a_case_is_copied_only_where_it_changes_and_parameters_keep_their_types(
     assert case.but(layouts=(), values={}) is case
     assert case.but(draw=1) == Case("float32", sizes=(("M", 2),), params=(("scale", 1),), draw=1)
     assert type(dict(case.but(params=dict(scale=1.0)).params)["scale"]) is float
+
+
+def test_what_is_not_judged_for_one_reason_is_one_note():
+    notes = ["a is not judged in float16: it overflows", "one", "b is not judged in float16: it overflows",
+             "a is not judged in float32: it overflows", "one"]  # fmt: skip
+    assert joined(notes) == (
+        "a, b are not judged in float16: it overflows", "one", "a is not judged in float32: it overflows",
+    )  # fmt: skip

@@ -157,3 +157,10 @@ def test_a_suite_that_makes_warnings_errors_runs(tmp_path):
     (tmp_path / "test_x.py").write_text("import torch\n\ndef test_x():\n    assert torch.cuda.is_available()\n")
     done = run_kernel("--", "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_report_that_is_asked_for_behind_the_program_is_the_programs_own(tmp_path, writes):
+    (tmp_path / "x.py").write_text("import pathlib, sys\n" + "pathlib.Path(sys.argv[2]).touch()\n" * writes)
+    done = run_kernel(tmp_path / "x.py", "-o", tmp_path / "r.html")
+    assert ("no report is in" in done.stdout) != writes

@@ -10,6 +10,8 @@ from retrograd.check.schema import StageResult
 from retrograd.check.sizes import elements
 from retrograd.check.stages import StageContext
 
+_UNJUDGED = " is not judged in "  # between a subject and its reason
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -42,3 +44,15 @@ class Coverage:
             "uncompared": tuple(dict.fromkeys([*earlier.uncompared, *others])),
             "sizes": tuple((name, min(counts), max(counts)) for name, counts in ranges.items()),
         }
+
+
+def joined(notes: Iterable[str]) -> tuple[str, ...]:
+    """Notes of a stage, each once; all that is not judged for the same reason is one note."""
+    subjects: dict[str, dict[str, None]] = {}
+    for note in notes:
+        subject, middle, reason = note.rpartition(_UNJUDGED)
+        subjects.setdefault(middle + reason, {})[subject] = None
+    return tuple(
+        ", ".join(names) + (end if len(names) == 1 else end.replace(" is ", " are ", 1))
+        for end, names in subjects.items()
+    )

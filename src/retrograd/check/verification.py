@@ -21,7 +21,7 @@ from retrograd.check.acceptance import accepted, read_baseline
 from retrograd.check.calling import mismatched_call, source_place
 from retrograd.check.case_sharding import shard_cases, shared_notes
 from retrograd.check.cost import CostLimit
-from retrograd.check.coverage import Coverage
+from retrograd.check.coverage import Coverage, joined
 from retrograd.check.cpu_kernels import executed
 from retrograd.check.devices import checked, describe, environment, lost
 from retrograd.check.draws import disagreement, under_one_seed
@@ -231,7 +231,7 @@ class Verification:
             runs=earlier.runs + self.calls() - calls,
             seconds=round(earlier.seconds + time.perf_counter() - start, 3),
             power=weakest.power, power_text=f"relative error {text}" if weakest.power else weakest.power_text,
-            notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)),
+            notes=joined(n for o in outcomes for n in o.notes),
             profiles=tuple(p.draw() for o in outcomes for p in o.profiles), **coverage.fields(earlier),
         )  # fmt: skip
 

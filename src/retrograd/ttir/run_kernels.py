@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from retrograd import config
@@ -46,7 +48,15 @@ def run_kernels(
 
         with hearing_processes(options, session, record) as started:
             code = run_program.run(command, _going_on(refusals))
-        return joined(record(code), started)
+        run = joined(record(code), started)
+        return replace(run, notes=(*run.notes, *_unwritten_reports(command)))
+
+
+def _unwritten_reports(command: Sequence[str]) -> Iterator[str]:
+    """Notes on files that were named behind the program, which is given them, and has made none of this name."""
+    for word, name in pairwise(command[1:]):
+        if word in ("-o", "--output") and Path(name).suffix in (".html", ".json", ".txt") and not Path(name).exists():
+            yield f"no report is in {name}: `{word} {name}` stands behind the program, which was given it; put it before"
 
 
 @contextmanager
