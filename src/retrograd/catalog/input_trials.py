@@ -72,12 +72,14 @@ def fitting(op: ProposedOp, reference: Any) -> Fit:
     Raises:
         UndecidedError: it runs with none.
     """
-    first = ""
+    first = later = ""
     for dtype, even, inputs in itertools.product(_DTYPES, (False, True), _documented(op)):
         error = _tried(op, reference, inputs, dtype, _sizes(inputs, even))
         if not error:
             return Fit(inputs, dtype, _needed(op, reference, inputs, dtype) if even else ())
         first = first or f"{signature(inputs)}, as it is documented: {error}"
+        if even and not later and error not in first:  # it has got beyond what refused unlike sizes
+            later = f"; with all of {_EVEN}: {error}"
     places = itertools.product(*(range(len(shapes)) for shapes in op.choices.values()))
     combinations = sorted(places, key=lambda each: (sum(each), each))[:_TRIES]
     for dtype in _DTYPES:
@@ -88,7 +90,7 @@ def fitting(op: ProposedOp, reference: Any) -> Fit:
                 return Fit(_any_rank(op, reference, inputs, dtype), dtype)
             first = first or f"{signature(inputs)}: {error}"
     raise UndecidedError(
-        f"{op.name!r} ran with none of {len(combinations)} combinations of shapes; the plainest was {first}. "
+        f"{op.name!r} ran with none of {len(combinations)} combinations of shapes; the plainest was {first}{later}. "
         "Describe its inputs by hand: rg.op(fn, reference, inputs=dict(x=rg.tensor('M', 'N')))"
     )
 
