@@ -1,7 +1,7 @@
 """retrograd: backward passes that are right, fast and the same every time.
 
 Importing this package loads neither torch nor triton: names come when they are first used (PEP 562).
-PYTEST_DONT_REWRITE: pytest in a program of ours would warn that what runs it is imported already, an error under -W error.
+PYTEST_DONT_REWRITE: pytest would warn that who runs it is imported already, which -W error makes an error.
 """
 
 # Names come when they are first used.

@@ -171,9 +171,9 @@ def test_what_cannot_be_proposed_is_said(write) -> None:
         propose(write("X = 1\n"))
     with pytest.raises(UndecidedError, match=r"ran with none of 6 .*the plainest was x \[M, N\]: ValueError: never"):
         propose(write("def f(x):\n    raise ValueError('never')\n"))
-    both = "def f(\n    x,  # [M, N]\n    w,  # [K]\n):\n    assert x.shape[1] == len(w), 'unlike'\n    raise ValueError('never')\n"
+    both = "def f(\n    x,  # [M, N]\n    w,  # [K]\n):\n    assert x.shape[1] == len(w), 'unlike'\n"
     with pytest.raises(UndecidedError, match=r"documented: AssertionError: unlike; with all of 16: ValueError: never"):
-        propose(write(both))
+        propose(write(both + "    raise ValueError('never')\n"))
     with pytest.raises(SpecError, match=r"mylib_of_this_test\.py:1: ZeroDivisionError"):
         propose(write("1 / 0\n"))
 

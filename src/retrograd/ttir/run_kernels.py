@@ -56,7 +56,7 @@ def _unwritten_reports(command: Sequence[str]) -> Iterator[str]:
     """Notes on files that were named behind the program, which is given them, and has made none of this name."""
     for word, name in pairwise(command[1:]):
         if word in ("-o", "--output") and Path(name).suffix in (".html", ".json", ".txt") and not Path(name).exists():
-            yield f"no report is in {name}: `{word} {name}` stands behind the program, which was given it; put it before"
+            yield f"no report is in {name}: `{word} {name}` stands behind the program, which got it; put it before"
 
 
 @contextmanager
