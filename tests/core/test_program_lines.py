@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,3 +53,10 @@ def test_the_innermost_line_is_the_one_that_asks():
 def test_paths_of_another_machine():
     assert is_library("/data/env/site-packages/jax/_src/pjit.py")
     assert not is_library("/home/me/jaxed/train.py")
+
+
+def test_lines_of_a_triton_that_was_built_from_a_checkout(monkeypatch, tmp_path):
+    folder = tmp_path / "python" / "triton"
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__file__=str(folder / "__init__.py")))
+    assert not is_program(str(folder / "runtime" / "jit.py"))
+    assert is_program(str(folder.parent / "tutorials" / "01-vector-add.py"))
