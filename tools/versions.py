@@ -143,6 +143,7 @@ def main() -> int:
     options, rest = parser.parse_known_args()
     interpreter = environment(options.which)
     subprocess.run([interpreter, "-m", "retrograd", "env"], check=True)
+    subprocess.run([interpreter, "-m", "compileall", "-q", "src"], cwd=ROOT, check=True)  # as `make bytecode`
     strict = ["-o", f"filterwarnings={STRICT}"] if options.which == "newest" else []
     tests = ["tests"] if options.whole else files(options.rotate)
     if options.rotate is not None:  # of a file that comes each fourth day another part each time

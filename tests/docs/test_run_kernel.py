@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,10 @@ def summed(races):
     out = torch.zeros(1, device="cuda")
     sum_kernel[(4,)](torch.ones(4, device="cuda"), out, RACES=races)
     assert torch.cuda.is_available()
+def terminated(races):
+    summed(races)
+    import os, signal
+    os.kill(os.getpid(), signal.SIGTERM)  # as multiprocessing's pools end their workers
 def killed():
     summed(False)
     import os
@@ -125,7 +131,8 @@ if __name__ == "__main__":
             pool.submit(summed, races).result()
     else:
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=killed if how == "killed" else summed, args=[races] * (how != "killed"))
+        target = {"killed": killed, "terminated": terminated}.get(how, summed)
+        process = context.Process(target=target, args=[races] * (how != "killed"))
         process.start()
         process.join()
 """
@@ -133,7 +140,13 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("how", "races", "code"),
-    [("subprocess", "races", 1), ("pool", "races", 1), ("fork", "races", 1), ("pool", "adds", 0)],
+    [
+        ("subprocess", "races", 1),
+        ("pool", "races", 1),
+        ("fork", "races", 1),
+        ("terminated", "races", 1),
+        ("pool", "adds", 0),
+    ],
 )
 def test_processes_that_a_program_starts_are_in_its_report(tmp_path, how, races, code):
     (tmp_path / "starts.py").write_text(STARTED)
@@ -164,3 +177,27 @@ def test_a_report_that_is_asked_for_behind_the_program_is_the_programs_own(tmp_p
     (tmp_path / "x.py").write_text("import pathlib, sys\n" + "pathlib.Path(sys.argv[2]).touch()\n" * writes)
     done = run_kernel(tmp_path / "x.py", "-o", tmp_path / "r.html")
     assert ("no report is in" in done.stdout) != writes
+
+
+def test_a_program_that_is_terminated_leaves_the_report_so_far(tmp_path):
+    ready, kept = tmp_path / "ready", tmp_path / "run.json"
+    (tmp_path / "test_lost.py").write_text(
+        "import pathlib, runpy, time\n"
+        "def test_lost():  # pytest has stdout in a file meanwhile\n"
+        f"    runpy.run_path({str(ROOT / LOST[0])!r}, run_name='__main__')\n"
+        f"    pathlib.Path({str(ready)!r}).touch()\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "retrograd", "run-kernel", "-o", kept, "--", "-m", "pytest", tmp_path / "test_lost.py"],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    while process.poll() is None and not ready.exists():
+        time.sleep(0.05)
+    process.terminate()
+    out, _ = process.communicate()
+    assert process.returncode == -signal.SIGTERM, out
+    record = reports.load(kept)
+    assert (record.verdict, record.code, record.kernels[0].programs) == ("finding", 128 + signal.SIGTERM, 64)
+    assert "FINDING" in out
+    assert "SIGTERM ended the program" in out

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +96,14 @@ def console() -> Console:
     return Terminal(width=_UNFOLDED if redirected else None)
 
 
-def answers(record: str, *more: Decorator, everything: bool = False) -> Decorator:
+def answers(record: str, *more: Decorator, everything: bool = False, early: bool = False) -> Decorator:
     """A command that returns a record: options for its form and for files, and the exit code that the record has.
 
     Args:
         record: "module:Class" of the record, to refuse names of files before minutes of work.
         more: further options, as `FORMAT` and `EVERYTHING`, which are for printing.
         everything: whether all is printed where the command has no such option.
+        early: whether the command takes a function `tell`, which shows a record that it has before its end.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,8 +116,11 @@ def answers(record: str, *more: Decorator, everything: bool = False) -> Decorato
 
                 module, _, name = record.partition(":")
                 check_paths(*outputs, of=getattr(import_module(module), name))
+            show_record = partial(show, outputs=outputs, form="json" if as_json else form, everything=everything)
+            if early:
+                own["tell"] = show_record
             result = command(**own)
-            show(result, outputs, "json" if as_json else form, everything)
+            show_record(result)
             click.get_current_context().exit(getattr(result, "exit_code", 0))
 
         return options([*more, OUTPUTS, AS_JSON])(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -29,15 +30,19 @@ _ORDERS = "Run each launch in N orders of its programs, and name the lines whose
 @click.option("--sms", "multiprocessors", type=click.IntRange(min=1), metavar="N", help=_SMS)
 @click.option("--gpu", default="sm_90", show_default=True, metavar="NAME", help=_GPU)
 @click.option("--orders", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help=_ORDERS)
-@answers("retrograd.ttir.schema:KernelRun", FORMAT)
-def run_kernel(program: tuple[str, ...], seed: int, multiprocessors: int | None, gpu: str, orders: int) -> KernelRun:
+@answers("retrograd.ttir.schema:KernelRun", FORMAT, early=True)
+def run_kernel(
+    program: tuple[str, ...], seed: int, multiprocessors: int | None, gpu: str, orders: int,
+    tell: Callable[[KernelRun], None],
+) -> KernelRun:  # fmt: skip
     """Run a Triton program on CPU tensors as a GPU would, and report races, bounds and unwritten memory.
 
     PROGRAM is a script, -m MODULE or -c CODE, with its arguments. "cuda" is the CPU inside, and launches execute the
     code that Triton makes for a GPU.
 
-    Exit code: the program's own if it failed; 0 clean, 1 a finding, 2 wrong usage, 3 cannot decide.
+    Exit code: the program's own if it failed; 0 clean, 1 a finding, 2 wrong usage, 3 cannot decide. SIGTERM
+    ends it with the report so far.
     """
     from retrograd.ttir.run_kernels import run_kernels
 
-    return run_kernels(program, seed, multiprocessors, orders, gpu)
+    return run_kernels(program, seed, multiprocessors, orders, gpu, tell)
