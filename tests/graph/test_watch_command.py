@@ -42,6 +42,7 @@ def graph(*words):
     return CliRunner().invoke(main, ["graph", *map(str, words)])
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize(
     ("batches", "code", "graphs", "unexpected"), [((8, 8), 0, 2, 0), ((8, 5), 1, 4, 2), ((8, 4), 5, 4, 2)]
 )

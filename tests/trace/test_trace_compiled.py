@@ -129,6 +129,7 @@ def _updated(backend: str | Callable[..., Any] | None, decay: float = 0.0, rate:
     return recorder.trace
 
 
+@pytest.mark.dealt(2)
 @COMPILED
 def test_a_compiled_optimizer_is_compared_by_the_parameters_that_are_read_next(backend: str) -> None:
     compiled = _updated(backend)

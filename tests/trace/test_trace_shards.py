@@ -110,6 +110,7 @@ def test_the_first_operator_beyond_rounding_and_what_each_rank_gave(ranks, layou
     assert rank in first.why
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_ranks_with_compiled_code_are_compared_by_operators(ranks, backend):
     compiled = ranks.run(sharded_jobs.record, f"ddp compiled by {backend}")
