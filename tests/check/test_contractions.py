@@ -138,7 +138,7 @@ def test_einsum_with_one_term_has_factors_of_tf32_too(keys):
     assert torch.equal(outer, v[0][:, :, None] * p[0][:, None])
 
 
-@pytest.mark.parametrize("equation", ["ij,jk", "i...,j...->ij", "ij,jk,kl->il", "ij,jk->ik", "ii->i"])
+@pytest.mark.parametrize("equation", ["ii,ij->j", "ij,jk", "i...,j...->ij", "ij,jk,kl->il", "ij,jk->ik", "ii->i"])
 def test_einsum_gives_what_it_gives(equation):
     torch.manual_seed(0)
     operands = [torch.rand(1, 1, dtype=torch.float64) for _ in range(equation.count(",") + 1)]

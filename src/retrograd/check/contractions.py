@@ -43,7 +43,8 @@ def _with_a_term_of_zeros(equation: Any, *operands: Any) -> tuple[Any, ...]:
     tensors = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     names, arrow, kept = equation.replace(" ", "").partition("->") if isinstance(equation, str) else ("", "", "")
     indices = names.split(",")
-    if not arrow or len(tensors) != 2 or len(indices) != 2 or "." in names:
+    diagonal = any(len(set(index)) < len(index) for index in indices)
+    if not arrow or len(tensors) != 2 or len(indices) != 2 or "." in names or diagonal:
         return equation, *operands
     summed = [name for name in indices[0] if name in indices[1] and name not in kept]
     places = [[index.index(name) for name in summed] for index in indices]

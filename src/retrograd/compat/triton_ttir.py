@@ -316,10 +316,18 @@ def _overriding_ttir(name: str, path: str, backend: Any) -> str:
         raise UnsupportedOperationError(f"{name} runs {path} in place of its own code: only TTIR is executed here")
     from triton._C.libtriton import ir
 
+    context = _context(backend)  # has to live as long as the module, which does not hold it: else a segmentation fault
+    return ir.parse_mlir_module(path, context).str()
+
+
+def _context(backend: Any) -> Any:
+    """MLIR's context with what a backend's modules are written in."""
+    from triton._C.libtriton import ir
+
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    return ir.parse_mlir_module(path, context).str()
+    return context
 
 
 def _unaligned(attrs: dict[Any, Any]) -> dict[Any, Any]:
@@ -353,11 +361,7 @@ def _passed(backend: Any, module: Any, options: Any, capability: int) -> str:
 
 
 def _module(source: Any, target: Any, backend: Any, options: Any) -> Any:
-    from triton._C.libtriton import ir
-
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
+    context = _context(backend)
     implementation = backend.get_codegen_implementation(options)
     with gc_pause.paused():  # which takes 8 % of it, and finds nothing
         return source.make_ir(target, options, implementation, backend.get_module_map(), context)

@@ -90,6 +90,11 @@ class Operation:
     successors: Sequence[tuple[str, list[SsaValue]]] = ()
 
     @property
+    def callee(self) -> str:
+        """The name of the function that a tt.call calls."""
+        return self.text.split("(")[0].strip().lstrip("@").strip('"')
+
+    @property
     def place(self) -> SourcePlace:
         """Line of the source."""
         return self.place_of(self.location)

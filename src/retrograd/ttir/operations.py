@@ -24,7 +24,7 @@ from retrograd.ttir.element_types import (
     small_float,
     to_bits,
     truncate,
-)  # fmt: skip
+)
 from retrograd.ttir.inline_asm import inline_asm
 from retrograd.ttir.ir import Operation
 from retrograd.ttir.libdevice import special, symbol

@@ -16,7 +16,7 @@ def atomic_poll(compiler: Compiling, operation: Operation) -> Step:
     order, scope = order_and_scope(operation)
     relaxed = compiler.access(operation, "load", "poll", "relaxed", scope)
     ordered = compiler.access(operation, "load", "poll", order, scope)
-    relaxed.in_loop = ordered.in_loop = True
+    relaxed.in_loop = ordered.in_loop = relaxed.decides = True
     address, expected, *rest = compiler.slots(operation.operands)
     result, place = compiler.slot(operation.results[0]), operation.place
 

@@ -239,7 +239,7 @@ class Compiler:
         name, place = operation.name, operation.place
         operands, results = self.slots(operation.operands), self.slots(operation.results)
         if name == "tt.call":
-            callee = self._module.functions[operation.text.split("(")[0].strip().lstrip("@").strip('"')]
+            callee = self._module.functions[operation.callee]
             blocks = self.function(callee)
             self.flow(operands, blocks[0].arguments)
             for code in blocks:

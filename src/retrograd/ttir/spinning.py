@@ -38,7 +38,7 @@ class _Dependences:
             for result in operation.results:
                 self.of.setdefault(result.slot, set()).update(value.slot for value in operation.operands)
                 if operation.name == "tt.call":
-                    self.calls[result.slot] = _callee(operation)
+                    self.calls[result.slot] = operation.callee
                 else:
                     self.makers[result.slot] = operation
             for label, values in operation.successors:
@@ -81,10 +81,6 @@ def _handed(block: Block) -> Sequence[SsaValue]:
     """What the end of a region hands on; TTIR leaves the end out where that is nothing."""
     last = block.operations[-1] if block.operations else None
     return last.operands if last is not None and last.name in ("scf.yield", "scf.condition") else ()
-
-
-def _callee(operation: Operation) -> str:
-    return operation.text.split("(")[0].strip().lstrip("@").strip('"')
 
 
 def deciding(module: Module) -> set[int]:
