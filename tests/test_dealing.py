@@ -24,10 +24,21 @@ def test_some(n): pass
 def test_plain(): pass
 """
 
+FILE = """
+import pytest
+
+pytestmark = pytest.mark.dealt(3, whole_file=True)
+
+@pytest.mark.parametrize("n", range(4))
+def test_of_file(n): pass
+
+def test_alone(): pass
+"""
+
 
 @pytest.fixture
 def items(tmp_path: Path) -> list[pytest.Item]:
-    """Tests of a file, as pytest collects them."""
+    """Tests of two files, as pytest collects them."""
     collected: list[pytest.Item] = []
 
     class Keep:
@@ -35,8 +46,9 @@ def items(tmp_path: Path) -> list[pytest.Item]:
             collected.extend(items)
 
     (tmp_path / "test_marked.py").write_text(MARKED)
+    (tmp_path / "test_one_fixture.py").write_text(FILE)
     pytest.main(["--collect-only", "-q", "-c", "/dev/null", "--import-mode=importlib", str(tmp_path)], [Keep()])
-    assert len(collected) == 11
+    assert len(collected) == 16
     return collected
 
 
@@ -49,9 +61,11 @@ def run(items: list[pytest.Item], day: int) -> list[str]:
 def test_in_as_many_days_as_parts_everything_runs_once(items, first):
     days = [run(items, first + day) for day in range(6)]
     for name in (item.name for item in items):
-        times = {"test_set": 2, "test_some": 3}.get(name.split("[")[0], 6)
+        times = {"test_plain": 6, "test_some": 3}.get(name.split("[")[0], 2)
         assert sum(name in day for day in days) == (6 if name == "test_some[daily]" else times)
     assert {len([name for name in day if name.startswith("test_set")]) for day in days} == {2, 3}
+    together = [{name for name in day if name.startswith(("test_of_file", "test_alone"))} for day in days]
+    assert sorted(map(len, together)) == [0, 0, 0, 0, 5, 5]
 
 
 @pytest.mark.dealt(3)
@@ -63,7 +77,7 @@ def test_of_another_day(part):
 def test_the_option_leaves_out_what_another_day_runs():
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--rotate", "20786", __file__]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
-    assert [line.split("[")[1] for line in done.stdout.splitlines() if "of_another_day" in line] == ["third]"]
+    assert [line.split("[")[1] for line in done.stdout.splitlines() if "of_another_day" in line] == ["first]"]
     assert "2 deselected" in done.stdout
 
 

@@ -101,6 +101,7 @@ def _commands() -> Path:
     return folder
 
 
+@pytest.mark.dealt(2)
 def test_changed_ops_are_verified_and_others_are_not(repository: Path) -> None:
     assert "0 ops changed since HEAD" in _hook("retrograd-verify").stdout
 
@@ -135,6 +136,7 @@ def test_the_action_annotates_the_line_and_writes_sarif_and_a_badge(repository: 
     assert badge.get("aria-label") == "retrograd: finding"
 
 
+@pytest.mark.dealt(2)
 def test_the_action_on_what_is_right_and_with_a_baseline(repository: Path) -> None:
     done = _action("ci specs/s*.py")
     assert done.returncode == 0, done.stderr

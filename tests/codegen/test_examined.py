@@ -11,6 +11,8 @@ from codegen_gates import faults
 from retrograd.codegen.schema import Codegen, Facts, Kernel
 from retrograd.runtime.gpu_targets import targets
 
+pytestmark = pytest.mark.dealt(2, whole_file=True)
+
 SOURCE = (Path(__file__).parent / "specimens.py").read_text(encoding="utf-8").splitlines()
 NVIDIA = [name for name, target in targets().items() if target.nvidia]
 AMD = [name for name in targets() if name not in NVIDIA]

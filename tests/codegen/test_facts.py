@@ -11,6 +11,8 @@ from retrograd.codegen import Facts, targets
 from retrograd.codegen.access import Access
 from retrograd.core.schema import decode
 
+pytestmark = pytest.mark.dealt(2, whole_file=True)
+
 TARGETS = list(targets())
 NVIDIA = [name for name, target in targets().items() if target.nvidia]
 

@@ -9,6 +9,8 @@ from gate_process import SUMMARY, run
 
 from retrograd.codegen import targets
 
+pytestmark = pytest.mark.dealt(3, whole_file=True)
+
 TARGETS = list(targets())
 
 

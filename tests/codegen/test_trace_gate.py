@@ -8,6 +8,7 @@ import pytest
 from gate_process import SUMMARY, run
 
 
+@pytest.mark.dealt(2)
 def test_no_kernel_has_a_fault():
     pytest.importorskip("triton")
     text = run("benchmarks/codegen_trace.py", "sm_90", codes=(0,))

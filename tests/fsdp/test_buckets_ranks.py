@@ -104,6 +104,7 @@ def test_buckets_of_one_group_between_buckets_of_several(ranks, kind):
     assert [one["most kept"] for one in ours] == ([2, 2] if kind == "two in flight" else [1, 1])
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize("kind", ["hsdp", "no all-reduce"])
 def test_replicas_of_shards(four, kind):
     native = four.run(steps.train, kind)

@@ -25,7 +25,10 @@ from retrograd.fsdp.ring_file import RingReader, RingWriter
 from retrograd.fsdp.schema import JOINED, Collective
 from retrograd.fsdp.step_patterns import Journal
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
+pytestmark = [
+    pytest.mark.dealt(3, whole_file=True),
+    pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed"),
+]
 
 GONE = "rank 1 is gone without a word, killed or aborted, after all-gather of experts.3 at"
 # What both ranks' words must have together, of a fault of rank 1 (or 0, where it says so).

@@ -13,6 +13,7 @@ import torch.distributed as dist
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
 def test_nothing_is_said_of_healthy_programs_and_faults_are_told():
     command = [sys.executable, str(BENCHMARKS / "fsdp_programs.py")]

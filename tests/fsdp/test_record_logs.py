@@ -400,6 +400,7 @@ def test_varies(retrograd_order):
 """
 
 
+@pytest.mark.dealt(2)
 @needs_distributed
 def test_the_fixture(pytester):
     pytester.makepyfile(SUITE)

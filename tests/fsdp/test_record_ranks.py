@@ -12,7 +12,10 @@ import torch.distributed as dist
 from retrograd.errors import VerificationError
 from retrograd.fsdp import Log, assert_same_order, diff
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
+pytestmark = [
+    pytest.mark.dealt(2, whole_file=True),
+    pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed"),
+]
 
 HEALTHY = ("plain", "checkpoint", "frozen", "compiled", "ddp", "accumulate")
 

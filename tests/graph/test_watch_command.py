@@ -135,6 +135,7 @@ def test_recorded_graphs(tmp_path):
     assert graph("watch", "--from", tmp_path / "none.hlo").exit_code == 2
 
 
+@pytest.mark.dealt(2)
 def test_a_program_is_held_to_its_lock_file_and_the_report_is_printed_all_the_same(program, tmp_path, capfd):
     path, folder = tmp_path / "graphs.lock", tmp_path / "kept"
     first = graph("watch", "--lock", path, "--save", folder, "--", sys.executable, program, 8)

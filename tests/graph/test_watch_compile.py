@@ -106,7 +106,7 @@ def test_of_a_weight_that_freezes_or_thaws_as_many_graphs_are_told_as_torch_comp
         assert (trained[0].weight.grad is not None) == again
 
 
-@pytest.mark.parametrize("backend", ["inductor", "eager"])
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.dealt(3)), "eager"])
 def test_other_backends(backend, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     with graph.watch("compile") as w:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 pytest_plugins = ["pytester"]
 
 SUITE = """
@@ -50,6 +52,7 @@ def test_unmarked(retrograd_watch):
 """
 
 
+@pytest.mark.dealt(2)
 def test_marked_tests(pytester):
     lock = pytester.path / "graphs.lock"
     pytester.makepyfile(SUITE.format(lock=lock))

@@ -15,7 +15,10 @@ from retrograd.errors import RanksDifferError, VerificationError
 from retrograd.graph.watching.events import Compiled
 from retrograd.graph.watching.rank_agreement import Comparison
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
+pytestmark = [
+    pytest.mark.dealt(2, whole_file=True),
+    pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed"),
+]
 
 
 def step_of(other: bool) -> tuple[str, bool]:

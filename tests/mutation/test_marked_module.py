@@ -9,7 +9,10 @@ import pytest
 import torch
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU")
+pytestmark = [
+    pytest.mark.dealt(2, whole_file=True),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU"),
+]
 
 MARKED = """
 import pytest

@@ -54,6 +54,7 @@ def test_a_record_is_read_back_and_shown(mutated, tmp_path):
     assert f"16 mutants of {mutated.candidates} possible" in (tmp_path / "r.txt").read_text()
 
 
+@pytest.mark.dealt(3)
 def test_weak_tests_let_a_lost_weight_pass_and_the_pasted_test_does_not(monkeypatch):
     monkeypatch.chdir(HERE)
     (lost,) = lines_of("g = dy * w")

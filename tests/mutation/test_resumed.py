@@ -18,7 +18,10 @@ from retrograd.errors import UsageError
 from retrograd.mutation.search import Search
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU")
+pytestmark = [
+    pytest.mark.dealt(2, whole_file=True),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU"),
+]
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from torch.testing import assert_close
 
 from retrograd import nn, patch
 
+pytestmark = pytest.mark.dealt(2, whole_file=True)
+
 N = 16
 Results = dict[str, torch.Tensor]
 

@@ -1,6 +1,6 @@
 """Programs as users write them, with a NaN and healthy ones, on one process, under DDP and under FSDP2.
 
-One of the two sets a day with `--rotate`: they take a minute and a half each. test_nan_causes.py runs every day. Beside
+One of the two sets every second day with `--rotate`: they take a minute and a half each. test_nan_causes.py runs every day. Beside
 them nan_ordinary.py, nan_further.py and nan_healthy.py of benchmarks, which take a minute more.
 """
 
@@ -23,7 +23,7 @@ PROGRAMS = {
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize("run", PROGRAMS)
 def test_programs_as_users_write_them_are_told_and_healthy_ones_left_alone(run):
     for library in ("transformers", "lightning"):

@@ -46,6 +46,7 @@ def on_ranks():
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize("way", ["", "closure"])
 def test_a_sound_run_stays_as_it_is_to_the_bit(answers, way):
     answer = answers[way]
@@ -79,6 +80,7 @@ def test_memory_that_nobody_wrote_is_no_difference(answers):
     assert (answers["unwritten"]["raised"], outcome["differences"], outcome["notes"]) == ("", [], [])
 
 
+@pytest.mark.dealt(2)
 @needs_ranks
 def test_all_ranks_end_before_the_same_update(on_ranks):
     assert len(on_ranks) == 2
@@ -110,6 +112,7 @@ def test_gradients_of_three_ranks_name_the_one_that_differs():
     assert replicas.compare({rank: sums[rank] for rank in (1, 2)}, 4) == []
 
 
+@pytest.mark.dealt(2)
 @needs_ranks
 def test_rank_0_answers_for_all_ranks():
     command = ("-m", "retrograd", "trace", "repeat", "--every", "2", "--ranks", "--json", "--", JOB, "once")
@@ -117,6 +120,7 @@ def test_rank_0_answers_for_all_ranks():
     assert (record.rank, record.ranks, [d.rank for d in record.differences]) == (0, (0, 1), [1])
 
 
+@pytest.mark.dealt(2)
 def test_the_command_tells_the_fault_and_writes_a_page(tmp_path):
     page, data = tmp_path / "run.html", tmp_path / "run.json"
     command = ("-m", "retrograd", "trace", "repeat", "--every", "2", "-o", str(page), "-o", str(data), "--", JOB)

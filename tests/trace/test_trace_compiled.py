@@ -65,7 +65,7 @@ def _compiled_anew():
     torch._dynamo.reset()
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @COMPILED
 @pytest.mark.parametrize("make", [_mlp, _transformer], ids=["mlp", "transformer"])
 def test_a_healthy_compiled_run_is_the_same_up_to_rounding(make: Callable[[], nn.Sequential], backend: str) -> None:
@@ -149,6 +149,7 @@ def _factor_apart(x: Any, y: Any, *, alpha: float = 1) -> Any:
     return aten.add(x, y * alpha) if alpha != 1 else NotImplemented
 
 
+@pytest.mark.dealt(3)
 def test_a_compiled_optimizer_may_multiply_before_it_adds() -> None:
     apart = {aten.add.Tensor: _factor_apart}  # as torch 2.11 does by itself
     found = trace.diff(_updated(None), _updated(_backend(apart)))
@@ -157,6 +158,7 @@ def test_a_compiled_optimizer_may_multiply_before_it_adds() -> None:
     assert not trace.diff(_updated(None), _updated(_backend(apart), rate=0.15)).same
 
 
+@pytest.mark.dealt(3)
 def test_right_decompositions_are_the_same() -> None:
     table = torch._decomp.get_decompositions(
         [

@@ -86,6 +86,7 @@ def test_image_sizes_do_not_recompile(impl: str) -> None:
         assert counter.frame_count <= most
 
 
+@pytest.mark.dealt(2)
 def test_inductor(impl: str) -> None:
     torch.manual_seed(0)
     module = MSDeformAttn(32, len(LEVELS), 4, 3, impl=impl).to(DEVICE)

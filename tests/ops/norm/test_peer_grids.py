@@ -106,6 +106,7 @@ def eps_of(n: int) -> float:
     return 1e-5 if n % 3 else 1e-6
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize("weight_dtype", [*DTYPES, None], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [192, 760, 1128, 4096])
@@ -233,6 +234,7 @@ LIGER_LARGE = [(2, 128, 512), (4, 256, 1024), (8, 512, 2048), (16, 1024, 4096), 
 LIGER_GRID = [*LIGER_SHAPES, *(pytest.param(shape, marks=gpu) for shape in LIGER_LARGE)]
 
 
+@pytest.mark.dealt(3)
 @pytest.mark.parametrize(("mode", "offset"), [("llama", 0.0), ("gemma", 1.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", LIGER_GRID, ids=str)
