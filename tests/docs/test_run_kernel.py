@@ -166,9 +166,10 @@ def test_a_process_that_leaves_no_report_proves_nothing(tmp_path):
 
 def test_a_suite_that_makes_warnings_errors_runs(tmp_path):
     """In a wheel all of the package is marked for pytest to rewrite, which this program has imported already."""
+    # pytest-benchmark, where it is installed, warns of pytest-xdist.
     (tmp_path / "conftest.py").write_text("import pytest\npytest.register_assert_rewrite('retrograd')\n")
     (tmp_path / "test_x.py").write_text("import torch\n\ndef test_x():\n    assert torch.cuda.is_available()\n")
-    done = run_kernel("--", "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", tmp_path)
+    done = run_kernel("--", "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-p", "no:benchmark", tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
