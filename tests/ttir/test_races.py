@@ -73,6 +73,13 @@ def test_a_race_is_found(rows, name):
     assert not [row["error"] for row in seen if row["error"]]
 
 
+def test_of_what_is_stored_or_added_tuning_repeats_what_is_added(rows):
+    for seed, _ in RUNS:
+        faults = rows[seed, "racy", "autotune_of_tiles_that_are_stored_or_added"]["faults"]
+        (text,) = [text for kind, _, text in faults if kind == "autotune"]
+        assert "tl.atomic_add(out_ptr" in text
+
+
 @pytest.mark.parametrize("name", _registered("healthy"))
 def test_a_healthy_program_is_not_accused(rows, name):
     of_this_triton(name)

@@ -327,7 +327,10 @@ class Session:
         """A fault for each argument in which bytes have changed, several of which may lie in one storage."""
         detail = "each configuration that is timed changes it again: reset_to_zero or restore_value is missing"
         faults: list[KernelFault] = []
-        for access in (access for access in memory.accesses if access.does != "load"):
+        # Additions before stores: where a launch stores some tiles and adds to others, what is stored is so again.
+        for access in sorted(
+            (access for access in memory.accesses if access.does != "load"), key=lambda access: access.does == "store"
+        ):
             numbers = memory.pointers if access.arguments is None else access.arguments
             for pointer in (memory.pointers[number] for number in numbers if number in memory.pointers):
                 addresses = storage.start + changed

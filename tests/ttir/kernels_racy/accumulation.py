@@ -222,3 +222,22 @@ def autotune_with_one_of_two_sums_reset(device):
     dw, db = torch.zeros(2, 1, device=device)
     x = integers(100, low=1, high=5).to(device)
     tuned_gradients_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, dw, db, 100)
+
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 64)], key=["n"])
+@triton.jit
+def tuned_tiles_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    tile = tl.program_id(0) // 3
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, i < n, other=0.0)
+    if tl.program_id(0) < 3:
+        if tl.program_id(0) == 0:
+            tl.store(out_ptr + i, x, i < n)
+    else:
+        tl.atomic_add(out_ptr + i, x, i < n)
+
+
+@racy("out_ptr", "autotune", "the first tile is stored, shares of the others are added: reset_to_zero is missing")
+def autotune_of_tiles_that_are_stored_or_added(device):
+    x = integers(200, low=1, high=5).to(device)
+    tuned_tiles_kernel[lambda meta: (3 * triton.cdiv(200, meta["BLOCK"]),)](x, torch.zeros(200, device=device), 200)
