@@ -129,6 +129,12 @@ def test_programs_that_ask_for_whatever_accelerator_there_is_get_the_gpu(gpu):
     asked = torch.cuda.get_device_properties("cuda")
     assert asked.shared_memory_per_block <= asked.shared_memory_per_block_optin < asked.shared_memory_per_multiprocessor
     assert torch.cuda.get_arch_list() == ["sm_90"]
+    assert torch.cuda.get_device_name() == asked.name == "NVIDIA sm_90"
+
+
+def test_the_name_of_an_amd_gpu_begins_with_its_maker():
+    with fake_gpu.gpu(target_named("gfx942")):
+        assert torch.cuda.get_device_name() == "AMD gfx942"
 
 
 def test_draws_on_the_gpu_repeat_for_its_seed(gpu):

@@ -187,8 +187,10 @@ def _restore(*states: torch.Tensor) -> None:
 def cuda_answers(target: GpuDescription) -> dict[str, Any]:
     """By the names of torch.cuda."""
     capability = divmod(target.arch, 10) if isinstance(target.arch, int) else tuple(map(int, target.arch[3:5]))
+    # Real names begin with the maker, by which libraries tell one GPU's from another's (FlagGems stops without).
+    name = f"{'NVIDIA' if target.backend == 'cuda' else 'AMD'} {target.name}"
     properties = SimpleNamespace(
-        name=target.name,
+        name=name,
         major=capability[0],
         minor=capability[1],
         multi_processor_count=target.num_sms,
@@ -220,7 +222,7 @@ def cuda_answers(target: GpuDescription) -> dict[str, Any]:
         "current_device": lambda: 0,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: capability,
-        "get_device_name": lambda device=None: target.name,
+        "get_device_name": lambda device=None: name,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
         "current_stream": _current_stream,
