@@ -118,7 +118,7 @@ def cpu_triton(
         if follow_undefined:
             stack.enter_context(hearing_threads(undefined))
             session.undefined, session.alone = stack.enter_context(undefined).of, undefined.paused
-            session.apart = undefined.elsewhere
+            session.apart, session.handed_on = undefined.elsewhere, undefined.origins.handed_on
             stack.enter_context(around_rebuilding(undefined.paused))
         stack.callback(session.close)
         yield session

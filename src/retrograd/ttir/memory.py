@@ -90,6 +90,7 @@ class Memory(AccessFaults):
                 unknown = storage.undefined[index * kind.size]
                 unknown = unknown if allowed is None else unknown & allowed
                 if unknown.any():
+                    self.unknown_reads.add(access.number)
                     undefined = unknown if undefined is None else undefined | unknown
             result = values if allowed is None else chosen(allowed, values, other if result is None else result)
             if storage.cell and self.races is not None:
@@ -110,6 +111,8 @@ class Memory(AccessFaults):
             bits, plain = kind.encode(bits).view(unsigned := f"u{kind.size}"), storage.view(kind.memory).view(unsigned)
             storage.note_written(index, kind.size)
             storage.note_undefined(index, kind.size, unknown)
+            if unknown is not None:
+                self.handed_on.add(storage.start)
             if storage.cell and self.races is not None:
                 self._mark(access, storage, index, who, EqualBits(plain, index, bits))
                 self.version += self.races.ordered and bool((plain[index] != bits).any())
@@ -147,6 +150,10 @@ class Memory(AccessFaults):
             storage.note_written(index, kind.size)
             update = UPDATES[access.operation]
             unknown_old = storage.update_undefined(index, kind.size, unknown, update.replaces)
+            if unknown_old is not None:
+                self.unknown_reads.add(access.number)
+            if unknown is not None or unknown_old is not None:
+                self.handed_on.add(storage.start)
             direct = update.ufunc if kind.round is None and kind.name != "i1" else None
             if direct is not None and not wanted:
                 unsigned = f"u{kind.size}" if update.unsigned else view.dtype

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.core.wording import count
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, Program
 from retrograd.ttir.ir import SourcePlace
@@ -37,12 +38,20 @@ class AccessFaults:
         self.accesses = accesses
         self.kernel, self._faults, self._grid, self._library = kernel, faults, grid, library
         self.registers: Sequence[Any] | None = None
+        self.unknown_reads: set[int] = set()  # accesses that found what nobody has written
+        self.handed_on: set[int] = set()  # addresses of the storages to which such was stored
         single = (a.arguments if a.arguments and len(a.arguments) == 1 else (-1,) for a in accesses)
         self._only = [pointers.get(number) for (number,) in single]
 
     def only(self, access: MemoryAccess) -> Pointer | None:
         """The argument that leads to where an access goes, if no other does."""
         return self._only[access.number]
+
+    def origin(self) -> str:
+        """Where the kernel reads what nobody has written."""
+        first, *others = [self.where(self.accesses[number]).text() for number in sorted(self.unknown_reads)] or [""]
+        more = f", and in {count(len(others), 'other place')}" if others else ""
+        return f"kernel {self.kernel} {first}{more}"
 
     def decided_by_nothing(self, place: SourcePlace, program: int, what_for: str) -> None:
         """Note that memory which nobody has written decides an address, a mask or a branch."""

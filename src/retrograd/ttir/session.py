@@ -89,6 +89,7 @@ class Session:
         tf32: whether any of it multiplied matrices of float32 that are rounded to tf32.
         exact_factors: whether such matrices are multiplied as they are, to see what that rounding leaves.
         undefined: which bytes of a tensor's storage nobody has written, None where all are written.
+        handed_on: takes the address of a storage to which a kernel hands on what nobody has written, and whence.
         alone: makes a context in which operators of torch are the executor's, and nobody's who looks on.
         apart: makes a context in which a session inside of this one executes what is launched.
         kept: launches that need not be executed again; None where each is.
@@ -110,6 +111,7 @@ class Session:
         self.seed, self.lock = seed, threading.RLock()
         self._functions: dict[int, Any] = {}  # of Triton, that were launched
         self.undefined: Undefined = lambda tensor, begin=False: None
+        self.handed_on: Callable[[int, str], Any] = lambda start, kernel: None
         self.alone: Callable[[], AbstractContextManager[None]] = nullcontext
         self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self.kept: KeptLaunches | None = None
@@ -216,6 +218,8 @@ class Session:
             at = AccessAt("loops", file, line)
             faults.add(KernelFault("endless loop", execution.kernel.name, at, detail=first.why))
             raise first.with_traceback(None) from None
+        for start in memory.handed_on if memory.unknown_reads else ():
+            self.handed_on(start, memory.origin())
         record.order_matters = [memory.where(memory.accesses[number]) for number in sorted(memory.order_matters)]
         return record
 

@@ -26,6 +26,7 @@ from retrograd.compat.torch_library import cuda_kernel
 from retrograd.core.wording import count
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, Kind
+from retrograd.ttir.undefined_origins import Origins
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -39,6 +40,7 @@ _PRODUCTS = frozenset({"mul", "mul_", "mm", "bmm", "mv", "dot", "vdot", "addmm",
                        "addbmm_", "baddbmm", "baddbmm_", "addr", "addr_", "addcmul", "addcmul_",
                        "convolution"})  # fmt: skip
 _SENDING = ("allreduce", "reduce_", "send", "barrier")  # of collectives, those whose first argument is what was there
+_LEAVES = {"_local_scalar_dense": "item(), float() or a condition"}  # what a program calls that torch does so
 _RESIZED = frozenset({"resize_", "resize_as_"})  # in place, which may move what they keep
 
 
@@ -65,7 +67,7 @@ class UndefinedMemory(TorchDispatchMode):
         self, faults: Callable[[], FaultList], *, pretends: bool = False, lock: AbstractContextManager[Any] = _LOCK
     ) -> None:
         super().__init__()
-        self._faults, self._pretends, self._here = faults, pretends, _Here()
+        self._faults, self._pretends, self._here, self.origins = faults, pretends, _Here(), Origins()
         self._lock = lock
         self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
         self._untouched: set[int] = set()  # those of which nothing is written either
@@ -110,6 +112,7 @@ class UndefinedMemory(TorchDispatchMode):
             self._elsewhere -= 1
             self._known.clear()
             self._untouched.clear()
+            self.origins.clear()
 
     def leaves(self, tensor: torch.Tensor, how: str) -> None:
         """NumPy has a tensor's memory from now on, and reads it or fills it: all of it is taken for written.
@@ -123,7 +126,7 @@ class UndefinedMemory(TorchDispatchMode):
             marks = self._marks(tensor)
             left = 0 if marks is None else int(marks.any(-1).sum())
         if how == "tolist" or (how == "__repr__" and tensor.numel() == 1):
-            return self._tell(how.strip("_")) if left else None
+            return self._tell(how.strip("_"), [tensor]) if left else None
         if how == "__repr__":
             detail = f"nobody has written {left} of the {count(tensor.numel(), 'element')} that are printed here"
             return self._add("left unwritten", detail) if left else None
@@ -209,9 +212,11 @@ class UndefinedMemory(TorchDispatchMode):
             generator.set_state(state)
         self._fill(touched, _LARGE)
         second = func(*args, **kwargs)
+        sources = [_start(t) for t in touched]
         for tensor, was in zip(written, once, strict=True):
             if (start := _start(tensor)) not in storages:
                 continue
+            self.origins.follow([s for s in sources if s != start] or sources, start)
             self._untouched.discard(start)
             if self._mask(tensor) is None:
                 self._known[start] = _unmarked(tensor.untyped_storage())
@@ -221,12 +226,13 @@ class UndefinedMemory(TorchDispatchMode):
         for tensor, was in [*moved, *zip(tree_leaves(second), kept, strict=True)]:
             if not isinstance(tensor, torch.Tensor):
                 if tensor != was and not all(isinstance(n, float) and math.isnan(n) for n in (tensor, was)):
-                    self._tell(name)
+                    self._tell(name, touched)
             elif _is_apart(tensor, storages):
                 now = _octets(tensor)
                 if now.shape != was.shape:  # how many there are is a number that a program reads
-                    self._tell(name)
+                    self._tell(name, touched)
                 self._fresh(tensor, now != was if now.shape == was.shape else True)
+                self.origins.follow(sources, _start(tensor))
         return second
 
     def _resized(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -257,8 +263,10 @@ class UndefinedMemory(TorchDispatchMode):
         storage = tensor.untyped_storage()
         self._known.pop(storage.data_ptr(), None)
         self._untouched.discard(storage.data_ptr())
+        self.origins.forget(storage.data_ptr())
         if undefined is True:
             self._untouched.add(storage.data_ptr())
+            self.origins.allocated(storage.data_ptr(), *_caller(sys._getframe(2)))
         if not storage.nbytes() or undefined is False or (undefined is not True and not undefined.any()):
             return
         mask = torch.ones(storage.nbytes(), dtype=torch.bool, device="cpu") if undefined is True else undefined
@@ -289,8 +297,10 @@ class UndefinedMemory(TorchDispatchMode):
             del self._known[_start(tensor)]  # all of it is written by now
         return None
 
-    def _tell(self, name: str) -> None:
-        self._add("uninitialised", f"a value that leaves torch by {name} depends on memory that nobody has written")
+    def _tell(self, name: str, tensors: list[torch.Tensor]) -> None:
+        by, origin = _LEAVES.get(name, name), self.origins.text(map(_start, tensors))
+        detail = f"a value that leaves torch by {by} depends on memory that nobody has written{origin}"
+        self._add("uninitialised", detail)
 
     def _add(self, kind: Kind, detail: str) -> None:
         file, line = _caller(sys._getframe(3))
