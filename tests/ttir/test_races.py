@@ -13,6 +13,8 @@ import programs
 import pytest
 from test_corpora import REGISTRY, _registered, of_this_triton
 
+from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
+
 HERE = Path(__file__).resolve().parent
 # Seeds of the order of programs, each with another GPU: grids of persistent kernels have a program a multiprocessor.
 RUNS = ((0, 132), (1, 46))
@@ -89,6 +91,14 @@ def test_a_healthy_program_is_not_accused(rows, name):
         assert row["faults"] == []
         assert row["undecided"] == []
         assert row["differences"] == []
+
+
+def test_a_race_is_one_whichever_access_came_first():
+    read, write = AccessAt("reads", "kernel.py", 3), AccessAt("writes", "kernel.py", 4)
+    faults = FaultList()
+    for first, second in ((read, write), (write, read), (write, write)):
+        faults.add(KernelFault("race", "kernel", first, second, "x_ptr", 0, count=2))
+    assert [(fault.access, fault.other, fault.count) for fault in faults] == [(read, write, 4), (write, write, 2)]
 
 
 def test_the_same_value_written_twice_is_no_race(rows):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from retrograd.core.source_text import statement
 from retrograd.core.wording import count
 
 Kind = Literal[
@@ -29,7 +29,7 @@ class AccessAt:
     program: Program | None = None
 
     def text(self) -> str:
-        source = linecache.getline(self.file, self.line).partition("#")[0].strip()
+        source = statement(self.file, self.line)
         by = f"program {_program(self.program)} " if self.program is not None else ""
         return f"{by}{self.does} in {Path(self.file).name}:{self.line}{': ' if source else ''}{source}"
 
@@ -121,8 +121,9 @@ class FaultList:
 
     def add(self, fault: KernelFault, new_launch: bool = False) -> None:
         """Note a fault, or that one which is known was seen again."""
-        other = (fault.other.file, fault.other.line, fault.other.does) if fault.other else None
-        key = (fault.kind, fault.kernel, fault.access.file, fault.access.line, fault.access.does, other, fault.argument)
+        # Of two that nothing orders either may come first: a race is one, whichever did.
+        ends = sorted((at.file, at.line, at.does) for at in (fault.access, fault.other) if at is not None)
+        key = (fault.kind, fault.kernel, *ends, fault.argument)
         known = self._faults.setdefault(key, fault)
         if known is not fault:
             known.count += fault.count
