@@ -39,7 +39,22 @@ def test_a_sum_split_by_the_number_of_rows_is_a_finding(name, tensors):
 def test_a_split_that_is_always_the_same_is_left_alone(level):
     stage = batch(CORPUS.HEALTHY_SPLIT, level)
     assert (stage.status, stage.findings, stage.power_text) == ("passed", (), "exact: any bit of rows along M")
-    assert stage.runs == (4 if level == "quick" else 9)
+    assert (stage.cases, stage.runs) == (2, 14 if level == "quick" else 24)
+
+
+def blocks(x, rows):
+    """Sums of 64 elements each, added up in another order where rows are few: no other bits up to 128 elements."""
+    parts = [part.sum(-1) for part in x.split(64, -1)]
+    return sum(parts if len(x) > rows else parts[::-1])
+
+
+@pytest.mark.parametrize("sizes", [{}, dict(N=(1, 300)), dict(N=[8, 48, 300, 16])])
+def test_a_split_that_ordinary_rows_are_too_short_for_is_a_finding(sizes):
+    inputs = dict(x=rg.tensor("M", "N"))
+    spec = rg.op(lambda x: blocks(x, 1), lambda x: x.sum(-1), inputs, sizes=sizes, batch_invariant=True)
+    (finding,) = batch(spec).findings
+    assert (finding.tensor, dict(finding.case.sizes)["N"]) == ("out", 300 if sizes else 1025)
+    assert not batch(replace(spec, fn=lambda x: blocks(x, 0))).findings
 
 
 def test_what_is_not_promised_is_a_note_in_one_dtype(monkeypatch):

@@ -6,6 +6,7 @@ the float64 reference says that rows do not depend on each other.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,7 @@ from retrograd.check.tensor_comparison import first_index
 
 _WHOLE = (129, 33)  # of the large batch, the first that is cheap: beyond a block of rows, and a multiple of none
 _NOTED = (33,)  # where nothing but a note can come of it, at level quick
+_LONG = (1025, 257)  # of another dimension, the first that is cheap: 48 are one block of most kernels, nothing to split
 _AGAIN = 3  # runs of the same call before other bits are said to come of the batch
 _EXACT = "float64"  # in which the reference says whether rows depend on each other
 
@@ -91,11 +93,20 @@ class BatchOfRows:
         other = resized(self.context.spec, self.case, self.name, size)
         return other if other == self.case.with_size(self.name, size) else None
 
+    @property
+    def asked(self) -> bool:
+        """Whether the op promises that bits do not depend on the batch."""
+        return bool(self.context.spec.batch_invariant)
+
     def parts(self) -> list[tuple[Rows, Case]]:
-        """What is run for itself: one row, a quarter, at level full other sizes, and all in another order."""
+        """What is run for itself: one row, a quarter, at level full other sizes, and all in another order.
+
+        Where it is promised four rows are alone: a sum in another order has the same bits in a fifth of all rows.
+        """
         quarter = self.size // 4 + 1
         sizes = dict.fromkeys([quarter] if self.context.level == "quick" else [quarter, 2, 8, 16, 32, 64])
-        rows = [Rows((self.size // 2,), "alone")]
+        alone = dict.fromkeys([self.size // 2, *([0, self.size // 3, self.size - 1] if self.asked else [])])
+        rows = [Rows((i,), "alone") for i in alone if self.size]
         rows += [Rows(tuple(range(n)), f"in a batch of {n}") for n in sizes if 1 < n < self.size]
         rows += [Rows(tuple(reversed(range(self.size))), "at another place of it")]
         cases = ((each, self.resized(len(each.index))) for each in rows)
@@ -178,7 +189,7 @@ def batch_name(spec: OpSpec) -> str:
 
 
 def cases(context: StageContext) -> list[Case]:
-    """The ordinary case with a large batch, or with its own where that is all that the spec allows.
+    """The ordinary case with a large batch, or with its own where that is all that the spec allows; long where asked.
 
     What is only noted is looked for in one dtype at level quick.
     """
@@ -187,7 +198,24 @@ def cases(context: StageContext) -> list[Case]:
         return []
     batch, most = BatchOfRows(context, batch_name(context.spec), context.base), context.budget.elements
     larger = (case for size in (_NOTED if brief else _WHOLE) if (case := batch.resized(size)) is not None)
-    return [next((case for case in larger if elements(context.runner, case, most) <= most), context.base)]
+    whole = next((case for case in larger if elements(context.runner, case, most) <= most), context.base)
+    return [whole, *(_longer(batch, whole) if batch.asked else [])]
+
+
+def _longer(batch: BatchOfRows, whole: Case) -> list[Case]:
+    """For each other dimension, the batch with a long one, or the longest that the spec allows."""
+    context, longer = batch.context, list[Case]()
+    for name, size in whole.sizes:
+        if name == batch.name:
+            continue
+        rule = context.spec.sizes.get(name)
+        ends = [max(rule)] if isinstance(rule, list) else [min(rule[1], _LONG[0])] if isinstance(rule, tuple) else []
+        lengths = sorted((n for n in {*_LONG, *ends} if n > count_of(size)), reverse=True)
+        tried = (resized(context.spec, whole, name, (n,) if name in context.spec.free_rank else n) for n in lengths)
+        kept = (case for case in tried if case is not None and case.size(batch.name) == whole.size(batch.name))
+        most = context.budget.elements
+        longer += itertools.islice((case for case in kept if elements(context.runner, case, most) <= most), 1)
+    return longer
 
 
 @dataclass
@@ -257,8 +285,9 @@ def _nothing(reason: str, asked: bool) -> CaseOutcome:
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
-    """Four runs at level quick; what differs is held against the reference and repeated."""
-    batch, asked = BatchOfRows(context, batch_name(context.spec), case), bool(context.spec.batch_invariant)
+    """Four runs at level quick, seven where asked; what differs is held against the reference and repeated."""
+    batch = BatchOfRows(context, batch_name(context.spec), case)
+    asked = batch.asked
     try:
         if not any(axis is not None for axis in batch.axes[1]):
             return _nothing(f"no output has rows along {batch.name}", asked)
