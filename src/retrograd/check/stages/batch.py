@@ -105,8 +105,8 @@ class BatchOfRows:
         """
         quarter = self.size // 4 + 1
         sizes = dict.fromkeys([quarter] if self.context.level == "quick" else [quarter, 2, 8, 16, 32, 64])
-        alone = dict.fromkeys([self.size // 2, *([0, self.size // 3, self.size - 1] if self.asked else [])])
-        rows = [Rows((i,), "alone") for i in alone if self.size]
+        more: list[int] = [0, self.size // 3, self.size - 1] if self.asked else []
+        rows = [Rows((i,), "alone") for i in dict.fromkeys([self.size // 2, *more]) if self.size]
         rows += [Rows(tuple(range(n)), f"in a batch of {n}") for n in sizes if 1 < n < self.size]
         rows += [Rows(tuple(reversed(range(self.size))), "at another place of it")]
         cases = ((each, self.resized(len(each.index))) for each in rows)
