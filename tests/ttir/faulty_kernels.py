@@ -193,6 +193,36 @@ def goes_where_nobody_has_said():
     indexed_kernel[(1,)](torch.empty(16, dtype=torch.int32), torch.ones(8), torch.zeros(16), BLOCK=16)
 
 
+@triton.jit
+def masked_places_kernel(index_ptr, x_ptr, out_ptr, n, far, BLOCK: tl.constexpr, STORES: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    places = tl.load(index_ptr + offsets) + tl.where(offsets < 12, 0, far)
+    x = tl.load(x_ptr + places, mask=offsets < n)
+    if STORES:
+        tl.store(out_ptr + places, x, mask=offsets < n)
+        tl.atomic_add(out_ptr + places, x, mask=offsets < n)
+    else:
+        tl.store(out_ptr + offsets, x, mask=offsets < n)
+
+
+def masked_places(n, far, stores):
+    """12 of 16 indices are written."""
+    places = torch.empty(16, dtype=torch.int32)
+    places[:12] = torch.arange(12, dtype=torch.int32)
+    masked_places_kernel[(1,)](places, torch.ones(16), torch.zeros(16), n, far, BLOCK=16, STORES=stores)
+
+
+@specimen()
+def goes_only_where_somebody_has_said():
+    masked_places(12, 0, True)
+
+
+@specimen()
+def goes_far_where_nobody_has_said():
+    """How far is by chance, and no second mistake."""
+    masked_places(13, 1 << 20, False)
+
+
 @specimen()
 def padding_that_nobody_has_written():
     padded = torch.empty(4, 20)

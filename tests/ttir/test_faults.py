@@ -46,6 +46,7 @@ FAULTS = {
     "counts_on_from_what_nobody_has_written": ("uninitialised", "", None, "the branch taken depends on memory"),
     "adds_to_a_column_that_nobody_has_written": ("uninitialised", "", None, "a value that leaves torch"),
     "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
+    "goes_far_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
     "waits_for_ever": ("endless loop", "", None, "3 programs wait here for what no program will do"),
     "waits_alone_for_ever": ("endless loop", "", None, "waits here for what no other will do"),
     "waits_in_assembly_for_ever": ("endless loop", "", None, "2 programs wait here for what no program will do"),
@@ -78,7 +79,7 @@ HEALTHY = (
     "overrides_an_operator", "hands_on_what_it_masks", "leaves_out_what_nobody_has_written",
     "has_numpy_fill_memory", "reads_beside_a_column_that_nobody_has_written",
     "swaps_into_what_nobody_has_written", "counts_on_from_what_it_has_swapped_in",
-    "stores_what_is_not_a_number",
+    "stores_what_is_not_a_number", "goes_only_where_somebody_has_said",
 )  # fmt: skip
 
 # What cannot be executed -> what the refusal names.

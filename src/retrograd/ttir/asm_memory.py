@@ -130,6 +130,7 @@ class _Assembly:
         memory = frame.launch.memory
         if at in self.accesses:
             access, register, offset, value = self.accesses[at]
+            memory.unknown = None
             addresses = registers[register].view(np.int64) + offset
             if access.does == "load":
                 values, _ = memory.load(access, frame.programs, addresses, lanes, None)

@@ -28,6 +28,7 @@ class AccessFaults:
         grid: programs along each axis.
         library: folder of Triton's own functions on the device, whose lines are not the user's.
         registers: of the frame that makes an access.
+        unknown: lanes of it whose addresses depend on memory that nobody has written, which is told as that.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class AccessFaults:
         self.accesses = accesses
         self.kernel, self._faults, self._grid, self._library = kernel, faults, grid, library
         self.registers: Sequence[Any] | None = None
+        self.unknown: Array | None = None
         self.unknown_reads: set[int] = set()  # accesses that found what nobody has written
         self.handed_on: set[int] = set()  # addresses of the storages to which such was stored
         single = (a.arguments if a.arguments and len(a.arguments) == 1 else (-1,) for a in accesses)
@@ -160,6 +162,10 @@ class AccessFaults:
     def fault(
         self, kind: Any, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None
     ) -> None:
+        if self.unknown is not None and np.broadcast_shapes(self.unknown.shape, lanes.shape) == lanes.shape:
+            lanes = lanes & ~self.unknown
+            if not lanes.any():
+                return
         first = np.argwhere(lanes)[0]
         who = programs[first[0]] if lanes.shape[0] == len(programs) else programs[0]
         address = int(addresses[tuple(first)])

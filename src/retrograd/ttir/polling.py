@@ -22,7 +22,7 @@ def atomic_poll(compiler: Compiling, operation: Operation) -> Step:
 
     def walk(frame: Frame) -> Walk:
         registers, memory = frame.registers, frame.launch.memory
-        memory.registers = registers
+        memory.registers, memory.unknown = registers, None
         shape = np.broadcast_shapes(registers[address].shape, registers[expected].shape, (len(frame.programs),))
         budget = int(registers[rest[0]].reshape(-1)[0]) if rest else None
         met, spent, seen = np.zeros(shape, bool), 0, None

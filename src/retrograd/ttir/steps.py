@@ -54,6 +54,19 @@ def complain(frame: Frame, mark: Array | None, place: SourcePlace, what_for: str
         frame.launch.memory.decided_by_nothing(place, int(frame.programs[rows[0]]), what_for)
 
 
+def _prepare(frame: Frame, access: MemoryAccess, address: int, mask: int | None) -> Array | None:
+    """Look at the operands of an access, what nobody has written among them, and give its mask."""
+    registers, taint, memory = frame.registers, frame.taint, frame.launch.memory
+    memory.registers, memory.unknown = registers, None
+    allowed = None if mask is None else registers[mask]
+    if taint:
+        if (mark := taint.get(address)) is not None:
+            memory.unknown = mark  # a lane that is masked goes nowhere, whatever its address is
+            complain(frame, mark if allowed is None else mark & allowed, access.place, "an address")
+        complain(frame, taint.get(mask) if mask is not None else None, access.place, "a mask")
+    return allowed
+
+
 def _load(compiler: Compiling, operation: Operation) -> Step:
     # PTX takes a volatile load for a relaxed atomic one.
     order, scope = "relaxed" if attributes(operation).get("isVolatile") == "true" else "", "gpu"
@@ -66,15 +79,10 @@ def _load(compiler: Compiling, operation: Operation) -> Step:
 
     def run(frame: Frame) -> None:
         registers, taint = frame.registers, frame.taint
-        if taint:
-            complain(frame, taint.get(address), access.place, "an address")
-            complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
-        memory = frame.launch.memory
-        memory.registers = registers
-        values, undefined = memory.load(
-            access, frame.programs, registers[address],
-            None if mask is None else registers[mask], None if other is None else registers[other],
-        )  # fmt: skip
+        allowed = _prepare(frame, access, address, mask)
+        values, undefined = frame.launch.memory.load(
+            access, frame.programs, registers[address], allowed, None if other is None else registers[other]
+        )
         registers[result] = values
         if undefined is not None:
             taint[result] = undefined
@@ -90,15 +98,10 @@ def _store(compiler: Compiling, operation: Operation) -> Step:
     mask = rest[0] if rest else None
 
     def run(frame: Frame) -> None:
-        registers, taint, memory = frame.registers, frame.taint, frame.launch.memory
-        memory.registers = registers
-        if taint:
-            complain(frame, taint.get(address), access.place, "an address")
-            complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
-        memory.store(
-            access, frame.programs, registers[address], registers[value],
-            None if mask is None else registers[mask], taint.get(value) if taint else None,
-        )  # fmt: skip
+        registers, taint = frame.registers, frame.taint
+        allowed = _prepare(frame, access, address, mask)
+        unknown = taint.get(value) if taint else None
+        frame.launch.memory.store(access, frame.programs, registers[address], registers[value], allowed, unknown)
 
     return Step(run, None, access)
 
@@ -124,17 +127,13 @@ def _atomic(compiler: Compiling, operation: Operation) -> Step:
     def run(frame: Frame) -> None:
         registers, taint = frame.registers, frame.taint
         unknown: Array | None = None
-        if taint:
-            complain(frame, taint.get(address), access.place, "an address")
-            complain(frame, taint.get(mask, None) if mask is not None else None, access.place, "a mask")
-            for mark in (taint[slot] for slot in values if slot in taint):
-                unknown = mark if unknown is None else unknown | mark
-        memory = frame.launch.memory
-        memory.registers = registers
-        old, undefined = memory.atomic(
-            access, frame.programs, registers[address], [registers[slot] for slot in values],
-            None if mask is None else registers[mask], result in used, unknown,
-        )  # fmt: skip
+        allowed = _prepare(frame, access, address, mask)
+        for mark in (taint[slot] for slot in values if slot in taint):
+            unknown = mark if unknown is None else unknown | mark
+        operands = [registers[slot] for slot in values]
+        old, undefined = frame.launch.memory.atomic(
+            access, frame.programs, registers[address], operands, allowed, result in used, unknown
+        )
         if result is not None:
             registers[result] = old
             if undefined is not None:
