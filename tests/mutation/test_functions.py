@@ -9,6 +9,7 @@ from norm_op import RmsNorm, input_grad, norm, reference, spec
 from retrograd.core.loading import load
 from retrograd.errors import UsageError
 from retrograd.mutation.functions import functions_of, named, recompiled
+from retrograd.mutation.injection import _apply
 from retrograd.mutation.operators import python_edits
 
 
@@ -69,6 +70,49 @@ def test_a_mutant_of_a_decorator_stands_for_all_that_it_decorates(tmp_path):
     assert (module.single(3), module.double(3)) == (3, 6)
 
 
+WRAPPED = """import functools
+
+def plus(f):
+    @functools.wraps(f)
+    def wrapper(x):
+        return f(x) + 1
+    return wrapper
+
+@plus
+def single(x):
+    return x
+
+def make():
+    class Twice:
+        @staticmethod
+        def of(x):
+            return x * 2
+    return Twice
+"""
+
+
+def test_a_mutant_stands_for_wrappers_and_nested_functions_in_tests_too(tmp_path):
+    path, applied = tmp_path / "wrapped.py", tmp_path / "applied"
+    path.write_text(WRAPPED)
+    module = load(str(path), str(path), "")
+    target = next(t for t in functions_of(lambda: module.single(3)) if t.line == 5)
+    assert target.name == "plus.<locals>.wrapper"
+    twice = module.make()
+    (nested,) = functions_of(lambda: twice.of(3))
+    assert nested.name == "make.<locals>.Twice.of"
+
+    for each, text in ((target, "f(x)"), (nested, "x")):
+        job = dict(file=str(path), name=each.name, kind="python", line=each.line, applied=str(applied))
+        _apply(job | dict(edited=next(e for e in each.edits() if e.text == text).applied(each.source)))
+        assert applied.exists()
+        applied.unlink()
+
+    assert (module.single(3), module.single.__wrapped__(3), module.plus(abs)(-3)) == (3, 3, 3)
+    assert (twice.of(3), module.make().of(3)) == (3, 3)
+    _apply(job | dict(name="make.<locals>.Twice.other", edited=""))
+    assert not applied.exists()
+
+
 def test_a_static_method_is_found_by_its_path():
     (target,) = named(["norm_op:RmsNorm.backward"])
     assert target.function is RmsNorm.__dict__["backward"].__func__
@@ -88,15 +132,15 @@ def test_names_of_enclosing_scopes_are_kept():
         return x * factor
 
     source = "def scaled(x):\n    return x + factor\n"
-    scaled.__code__ = recompiled(scaled, source, 1)
+    scaled.__code__ = recompiled(scaled.__code__, source, 1)
     assert scaled(1.0) == 4.0
     with pytest.raises(ValueError, match="enclosing"):
-        recompiled(scaled, "def scaled(x):\n    return x\n", 1)
+        recompiled(scaled.__code__, "def scaled(x):\n    return x\n", 1)
 
 
 def test_a_wrong_source_is_refused_as_python_does():
     with pytest.raises(SyntaxError):
-        recompiled(input_grad, "def input_grad(dy):\n    return (\n", 1)
+        recompiled(input_grad.__code__, "def input_grad(dy):\n    return (\n", 1)
 
 
 def test_edits_do_not_depend_on_the_run():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,12 @@ def is_kernel(value: Any) -> bool:
     """Whether it is a function that Triton compiles."""
     jit = sys.modules.get("triton.runtime.jit")
     return jit is not None and isinstance(value, jit.JITFunction)
+
+
+def kernels() -> list[Any]:
+    """All functions for Triton to compile that exist in this process."""
+    jit = sys.modules.get("triton.runtime.jit")
+    return [] if jit is None else [k for k in gc.get_objects() if issubclass(type(k), jit.JITFunction)]
 
 
 def functions_of(kernel: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import __future__
 import ast
 import gc
 import inspect
+import operator
 import sys
 import textwrap
 from collections import defaultdict
@@ -67,23 +68,40 @@ class MutationTarget:
         if self.kind == "triton":
             triton_source.replace(self.function, mutated, [t.function for t in others if t.kind == "triton"])
         else:
-            code = recompiled(self.function, mutated, self.line)
+            code = recompiled(self.function.__code__, mutated, self.line)
             for function in (self.function, *self.alike):
                 function.__code__ = code
 
 
-def recompiled(function: FunctionType, source: str, first_line: int) -> CodeType:
+def with_mutant(code: CodeType, name: str, source: str, first_line: int) -> CodeType:
+    """A code in which a function of this qualified name, itself or one inside, has another source; else as it is.
+
+    Args:
+        code: of a function.
+        name, source, first_line: of the function to replace: its `def` and body, and where it begins.
+    """
+    if code.co_qualname == name:
+        last = max(line for _, _, line in code.co_lines() if line is not None)
+        # A code begins at its first decorator.
+        return recompiled(code, source, first_line) if code.co_firstlineno <= first_line <= last else code
+    if not name.startswith(f"{code.co_qualname}."):
+        return code
+    constants = code.co_consts
+    inner = tuple(with_mutant(c, name, source, first_line) if isinstance(c, CodeType) else c for c in constants)
+    return code if all(map(operator.is_, inner, constants)) else code.replace(co_consts=inner)
+
+
+def recompiled(old: CodeType, source: str, first_line: int) -> CodeType:
     """Code of a function with another source, to be put in its place.
 
     Args:
-        function: whose names of the enclosing scopes it keeps.
+        old: whose names of the enclosing scopes it keeps.
         source: its `def` and body.
         first_line: of the `def` in its file.
 
     Raises:
         ValueError: it uses other names of enclosing scopes than the function.
     """
-    old = function.__code__
     tree = ast.parse(source)
     (definition,) = tree.body
     assert isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -99,7 +117,7 @@ def recompiled(function: FunctionType, source: str, first_line: int) -> CodeType
     code = _inner(compile(tree, old.co_filename, "exec", flags=flags, dont_inherit=True), old.co_name)
     if code is None or code.co_freevars != old.co_freevars:
         raise ValueError("other names of the enclosing scopes than before")
-    return code
+    return code.replace(co_qualname=old.co_qualname)
 
 
 def _inner(code: CodeType, name: str) -> CodeType | None:
@@ -212,7 +230,8 @@ def _python(function: FunctionType, *alike: FunctionType) -> MutationTarget | No
         if isinstance(definition, ast.FunctionDef):
             skipped = definition.lineno - 1  # decorators
             text = "".join(text.splitlines(keepends=True)[skipped:])
-            name, line = function.__qualname__, first + skipped
+            # Of the code: a wrapper bears the name of whichever function it was made of.
+            name, line = code.co_qualname, first + skipped
             return MutationTarget(function, "python", name, code.co_filename, line, text, alike)
     return None
 

@@ -7,12 +7,12 @@ Imports nothing that takes time: it is called at the start of each Python proces
 
 from __future__ import annotations
 
+import gc
 import importlib.machinery
-import inspect
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from retrograd.core.import_hook import AfterImport
@@ -48,27 +48,35 @@ def _watch(loader_class: Any, job: dict[str, Any]) -> None:
             with Path(job["imported"]).open("a", encoding="utf-8") as names:  # several processes may
                 names.write(f"{file}\n")
         elif file == Path(job["file"]).resolve():
-            _apply(job, module)
+            _apply(job)
 
     loader_class.exec_module = exec_module
 
 
-def _apply(job: dict[str, Any], module: ModuleType) -> None:
-    from retrograd.compat import triton_source
-    from retrograd.mutation.functions import recompiled
+def _apply(job: dict[str, Any]) -> None:
+    """Put the mutant in place of all that is made of its source, and where functions yet to be made have their code.
 
-    value: Any = module
-    for name in job["name"].split("."):
-        value = inspect.getattr_static(value, name, None) if isinstance(value, type) else getattr(value, name, None)
+    A name leads to a decorator's wrapper or to what it wraps, and to no function inside of another.
+    """
+    from retrograd.compat import triton_source
+    from retrograd.mutation.functions import with_mutant
+
+    file, line, edited = Path(job["file"]).resolve(), job["line"], job["edited"]
     if job["kind"] == "triton":
-        while value is not None and not hasattr(value, "raw_src"):
-            value = getattr(value, "fn", None)  # of an Autotuner or Heuristics
-    elif value is not None:
-        value = inspect.unwrap(getattr(value, "__func__", value))
-    if value is None:
-        return
-    if job["kind"] == "triton":
-        triton_source.replace(value, job["edited"], ())
+        kernels = [k for k in triton_source.kernels() if _stands_at(triton_source.source_of(k)[:2], file, line)]
+        for kernel in kernels:
+            triton_source.replace(kernel, edited, ())
+        changed = bool(kernels)
     else:
-        value.__code__ = recompiled(value, job["edited"], job["line"])
-    Path(job["applied"]).touch()
+        changed = False
+        for function in [f for f in gc.get_objects() if type(f) is FunctionType]:
+            old = function.__code__
+            if Path(old.co_filename).name == file.name and Path(old.co_filename).resolve() == file:
+                function.__code__ = with_mutant(old, job["name"], edited, line)
+                changed |= function.__code__ is not old
+    if changed:
+        Path(job["applied"]).touch()
+
+
+def _stands_at(place: tuple[str, int], file: Path, line: int) -> bool:
+    return place[1] == line and Path(place[0]).resolve() == file
