@@ -62,8 +62,12 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 PASSES_OPTIONS_ON: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-OUTPUTS = click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt."
-)
+
+
+def outputs_option(forms: str) -> Decorator:
+    """The option for files to write, with the forms that they may have."""
+    return click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help=f"Also write {forms}.")
+
+
 EVERYTHING = click.option("--all", "everything", is_flag=True, help="Leave nothing out.")
 FORMAT = choice("--format", "form", of=["text", "github"], help="Text, or annotations of GitHub Actions.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrograd import config
-from retrograd.cli._options import AS_JSON, OUTPUTS, Decorator, options
+from retrograd.cli._options import AS_JSON, Decorator, options, outputs_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,13 +96,16 @@ def console() -> Console:
     return Terminal(width=_UNFOLDED if redirected else None)
 
 
-def answers(record: str, *more: Decorator, everything: bool = False, early: bool = False) -> Decorator:
+def answers(
+    record: str, *more: Decorator, everything: bool = False, early: bool = False, judged: bool = False
+) -> Decorator:
     """A command that returns a record: options for its form and for files, and the exit code that the record has.
 
     Args:
         record: "module:Class" of the record, to refuse names of files before minutes of work.
         more: further options, as `FORMAT` and `EVERYTHING`, which are for printing.
         everything: whether all is printed where the command has no such option.
+        judged: whether the record has SARIF and a badge.
         early: whether the command takes a function `tell`, which shows a record that it has before its end.
     """
 
@@ -123,7 +126,8 @@ def answers(record: str, *more: Decorator, everything: bool = False, early: bool
             show_record(result)
             click.get_current_context().exit(getattr(result, "exit_code", 0))
 
-        return options([*more, OUTPUTS, AS_JSON])(answer)
+        forms = ".html, .json, .txt, .sarif or .svg (a badge)" if judged else ".html, .json or .txt"
+        return options([*more, outputs_option(forms), AS_JSON])(answer)
 
     return add
 

@@ -53,7 +53,7 @@ _LIMITS = (
 @click.option("--run", "run_it", is_flag=True, help="Run on the GPU of this machine, read the code that ran.")
 @click.option("--profile", is_flag=True, help="As --run, and say how long each kernel takes.")
 @options(_LIMITS)
-@answers("retrograd.codegen.schema:Codegen", FORMAT)
+@answers("retrograd.codegen.schema:Codegen", FORMAT, judged=True)
 @click.option("--all", "everything", is_flag=True, help="Every access to memory with its line.")
 @click.option("-j", "--jobs", type=int, help="Processes that compile  [default: one a core].")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")

@@ -63,7 +63,7 @@ def unique(files: tuple[str, ...]) -> Unique:
 @graph.command(epilog=examples("retrograd graph diff step1.hlo step2.hlo -o diff.html"))
 @click.argument("a")
 @click.argument("b")
-@answers("retrograd.graph.schema:Diff", FORMAT, EVERYTHING)
+@answers("retrograd.graph.schema:Diff", FORMAT, EVERYTHING, judged=True)
 def diff(a: str, b: str) -> Diff | Pairs:
     """Say in words why two graphs differ.
 
@@ -217,7 +217,7 @@ def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
 @graph.command(epilog=examples("retrograd graph check step*.hlo --lock graphs.lock"))
 @_FILES
 @click.option("--lock", "path", type=PATH, default=Path("graphs.lock"), show_default=True)
-@answers("retrograd.graph.watching.schema:Check", FORMAT, everything=True)
+@answers("retrograd.graph.watching.schema:Check", FORMAT, everything=True, judged=True)
 def check(files: tuple[str, ...], path: Path) -> Check:
     """Compare the graphs in dumps with a lock file, by file name; what changed is explained.
 

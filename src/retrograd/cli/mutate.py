@@ -64,7 +64,7 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--results", metavar="FILE", help="Keep results in this SQLite file, and go on where it was.")
 @click.option("--cluster", default="", metavar="ADDRESS", help="Take the workers of a Dask scheduler.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
-@answers("retrograd.mutation.schema:MutationReport", FORMAT, EVERYTHING)
+@answers("retrograd.mutation.schema:MutationReport", FORMAT, EVERYTHING, judged=True)
 def mutate(
     target: str,
     since: str | None,

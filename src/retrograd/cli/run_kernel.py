@@ -30,7 +30,7 @@ _ORDERS = "Run each launch in N orders of its programs, and name the lines whose
 @click.option("--sms", "multiprocessors", type=click.IntRange(min=1), metavar="N", help=_SMS)
 @click.option("--gpu", default="sm_90", show_default=True, metavar="NAME", help=_GPU)
 @click.option("--orders", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help=_ORDERS)
-@answers("retrograd.ttir.schema:KernelRun", FORMAT, early=True)
+@answers("retrograd.ttir.schema:KernelRun", FORMAT, early=True, judged=True)
 def run_kernel(
     program: tuple[str, ...], seed: int, multiprocessors: int | None, gpu: str, orders: int,
     tell: Callable[[KernelRun], None],

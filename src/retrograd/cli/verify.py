@@ -67,7 +67,12 @@ def _as_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")
 @click.option("--case", metavar="TEXT", help="Check one case only, as a report prints it: 'M=5 N=7 eps=0.01'.")
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json, .txt or .xml (JUnit)."
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    help="Also write .html, .json, .txt, .xml (JUnit), .sarif or .svg (a badge).",
 )
 @choice("--format", "form", of=["text", "json", "github"])
 @click.option("--json", is_flag=True, is_eager=True, expose_value=False, callback=_as_json, help="As --format json.")
