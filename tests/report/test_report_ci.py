@@ -9,7 +9,9 @@ from xml.etree import ElementTree as Xml
 
 import fake_report as fake
 import pytest
+from click.testing import CliRunner
 
+from retrograd.cli import main
 from retrograd.errors import UsageError
 from retrograd.flake.schema import FlakeReport
 from retrograd.report import check_paths, document, to_github, together, write
@@ -96,3 +98,15 @@ def test_what_has_no_verdict_or_no_remarks_is_refused(tmp_path: Path) -> None:
 def test_a_report_of_a_flake_has_no_junit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"only `verify` has JUnit XML"):
         check_paths(tmp_path / "r.xml", of=FlakeReport)
+
+
+def test_help_names_sarif_where_it_is_written_alone():
+    for command, named in (
+        ("mutate", True),
+        ("run-kernel", True),
+        ("codegen", True),
+        ("verify", True),
+        ("flake", False),
+    ):
+        help_text = CliRunner().invoke(main, [command, "--help"]).output
+        assert (".sarif" in help_text) is named, command
