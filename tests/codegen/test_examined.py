@@ -299,7 +299,7 @@ def test_ops_of_this_library_in_a_function(examined):
 def test_run_on_a_gpu_and_its_profile(record):
     """The GPU and the profiler are pretended: what is tested is who gets which time."""
     found = record("run")
-    assert found.origin == "run on sm_90"
+    assert found.origin == "run on NVIDIA sm_90"
     one, two, tuned = found.kernels
     assert (one.measured.ms, two.measured.ms, one.measured.launches) == (0.01, 0.02, 2)
     assert one.measured.bytes == 4 * (4096 + 1024)
