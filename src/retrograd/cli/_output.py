@@ -105,8 +105,8 @@ def answers(
         record: "module:Class" of the record, to refuse names of files before minutes of work.
         more: further options, as `FORMAT` and `EVERYTHING`, which are for printing.
         everything: whether all is printed where the command has no such option.
-        judged: whether the record has SARIF and a badge.
         early: whether the command takes a function `tell`, which shows a record that it has before its end.
+        judged: whether the record has SARIF and a badge.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:

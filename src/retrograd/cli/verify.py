@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrograd.cli._options import PATH, choice, examples, seconds, words
+from retrograd.cli._options import PATH, choice, examples, outputs_option, seconds, words
 from retrograd.cli._output import INTERRUPTED, Progress, live, show, sigterm_interrupts
 from retrograd.core.loading import require_file, require_torch
 from retrograd.core.system_errors import as_usage_error
@@ -66,14 +66,7 @@ def _as_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--dtype", "dtypes", callback=words, metavar="A,B", help="Dtypes, instead of those of the spec.")
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")
 @click.option("--case", metavar="TEXT", help="Check one case only, as a report prints it: 'M=5 N=7 eps=0.01'.")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FILE",
-    help="Also write .html, .json, .txt, .xml (JUnit), .sarif or .svg (a badge).",
-)
+@outputs_option(".html, .json, .txt, .xml (JUnit), .sarif or .svg (a badge)")
 @choice("--format", "form", of=["text", "json", "github"])
 @click.option("--json", is_flag=True, is_eager=True, expose_value=False, callback=_as_json, help="As --format json.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")

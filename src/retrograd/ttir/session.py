@@ -218,8 +218,10 @@ class Session:
             at = AccessAt("loops", file, line)
             faults.add(KernelFault("endless loop", execution.kernel.name, at, detail=first.why))
             raise first.with_traceback(None) from None
-        for start in memory.handed_on if memory.unknown_reads else ():
-            self.handed_on(start, memory.origin())
+        if memory.unknown_reads and memory.handed_on:
+            origin = memory.origin()
+            for start in memory.handed_on:
+                self.handed_on(start, origin)
         record.order_matters = [memory.where(memory.accesses[number]) for number in sorted(memory.order_matters)]
         return record
 
